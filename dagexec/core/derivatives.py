@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dagexec.core.expressions import (
     NUMBER,
     ONE,
+    ROW_COUNT,
     ZERO,
     Expression,
     apply,
@@ -55,8 +56,8 @@ def gradient(
         for operand, part in zip(node.operands, RULES[node.kind](node, adjoint, values.get(node, node)), strict=True):
             if part is ZERO or operand.kind == NUMBER:
                 continue
-            if operand.is_of_row and not part.is_of_row:
-                part = row_sum(part)
+            if operand.is_of_row and not node.is_of_row:
+                part = times(part, ROW_COUNT) if part.is_of_row else row_sum(part)
             adjoints[operand] = plus(adjoints.get(operand, ZERO), part)
     found = [adjoints.get(one, ZERO) for one in inputs]
     return found if y is None else [_comparing(one, dict.fromkeys(inputs, y)) for one in found]
@@ -116,7 +117,7 @@ def times(left: Expression, right: Expression) -> Expression:
     if ZERO in (left, right):
         return ZERO
     for one, other in ((left, right), (right, left)):
-        if one.kind == "select" and ZERO in one.operands:
+        if one.kind == "select" and ZERO in one.operands and (other.is_of_row or not one.is_of_row):
             condition, chosen, rest = one.operands
             return (
                 select(condition, times(chosen, other), ZERO)
@@ -232,7 +233,7 @@ RULES: Mapping[str, Rule] = {
     "row_max": _row_extreme,
     "row_min": _row_extreme,
     "absolute": _by_factor(lambda x, y: sign(x)),
-    "square": _by_factor(lambda x, y: x * 2),
+    "square": lambda node, adjoint, value: (times(adjoint * 2, node.operands[0]),),
     "sqrt": _by_divisor(lambda x, y: y * 2),
     "cbrt": _by_divisor(lambda x, y: square(y) * 3),
     "exp": _by_factor(lambda x, y: y),

@@ -7,7 +7,8 @@ An expression is a graph of primitives over the inputs' elements:
 
 Expressions never change and equal ones are one object, so what occurs twice is computed once. Numbers are folded as
 they are put together. A `row_sum` and its like join the members of a row, which may be any axes of a tensor; what
-follows from them alone has one value a row, and meets elements as NumPy's broadcasts do.
+follows from them alone, and from inputs of one value a row, has one value a row, and meets elements as NumPy's
+broadcasts do.
 
 `derivatives` differentiates them; NumPy's calls are in `dagexec.ops.base.expression_steps`, machine code in
 `dagexec.ops.kernels.expression_kernels`, CUDA in `dagexec.ops.engines.cuda.base.expressed`.
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
-ELEMENT, NUMBER = "element", "number"
+ELEMENT, NUMBER, COUNT = "element", "number", "count"
 
 
 @dataclass(frozen=True)
@@ -119,17 +120,18 @@ class Expression:
     """A node: a primitive of operands, an element or a number.
 
     Attributes:
-        kind: ELEMENT, NUMBER, or a name of PRIMITIVES.
+        kind: ELEMENT, NUMBER, COUNT, or a name of PRIMITIVES.
         operands: what it is computed from.
         value: of a number, or the position of an element's input; else 0.
-        is_of_row: it has one value a row: a number, or what follows from reductions alone.
+        is_of_row: it has one value a row: a number, an input of one value a row, or what follows from these and from
+            reductions alone.
         size: how long it is, written out.
     """
 
-    def __init__(self, kind: str, operands: tuple[Expression, ...], value: float) -> None:
+    def __init__(self, kind: str, operands: tuple[Expression, ...], value: float, *, of_row: bool = True) -> None:
         self.kind, self.operands, self.value = kind, operands, value
         is_joined = kind in PRIMITIVES and PRIMITIVES[kind].is_reduction
-        self.is_of_row: bool = is_joined or (kind != ELEMENT and all(one.is_of_row for one in operands))
+        self.is_of_row: bool = is_joined or (of_row and all(one.is_of_row for one in operands))
         self.size: int = 1 + sum(one.size for one in operands)
 
     def __add__(self, other: Expression | float) -> Expression:
@@ -191,14 +193,14 @@ class Expression:
 _interned: WeakValueDictionary[tuple[Any, ...], Expression] = WeakValueDictionary()
 
 
-def _made(kind: str, operands: tuple[Expression, ...] = (), value: float = 0) -> Expression:
-    key = kind, operands, repr(value)  # 0.0 and -0.0 are equal, and 1 is True
-    return _interned.setdefault(key, Expression(kind, operands, value))
+def _made(kind: str, operands: tuple[Expression, ...] = (), value: float = 0, *, of_row: bool = True) -> Expression:
+    key = kind, operands, repr(value), of_row  # 0.0 and -0.0 are equal, and 1 is True
+    return _interned.setdefault(key, Expression(kind, operands, value, of_row=of_row))
 
 
-def element(position: int) -> Expression:
-    """The element of input number `position`."""
-    return _made(ELEMENT, value=position)
+def element(position: int, *, of_row: bool = False) -> Expression:
+    """The element of input number `position`, or the value that it has for the row."""
+    return _made(ELEMENT, value=position, of_row=of_row)
 
 
 def number(value: float) -> Expression:
@@ -207,6 +209,8 @@ def number(value: float) -> Expression:
 
 
 ZERO, ONE = number(0), number(1)
+ROW_COUNT = _made(COUNT)
+"""How many members a row has; 1 where it has none, so that a mean is 0 there."""
 
 
 def apply(kind: str, *operands: Expression | float) -> Expression:
@@ -299,6 +303,11 @@ row_max = _function("row_max", "The greatest member of a row; NaN where one is."
 row_min = _function("row_min", "The least member of a row; NaN where one is.")
 
 
+def row_mean(x: Expression) -> Expression:
+    """The mean of the members of a row; 0 where there are none."""
+    return row_sum(x) / ROW_COUNT
+
+
 def in_order(*results: Expression) -> list[Expression]:
     """All nodes that are needed, operands before what reads them; of two operands the longer expression first."""
     order: dict[Expression, None] = {}
@@ -351,6 +360,9 @@ def evaluated(results: Sequence[Expression], inputs: Sequence[Array], axis: int 
                 values[node] = inputs[int(node.value)]
             elif node.kind == NUMBER:
                 values[node] = node.value
+            elif node.kind == COUNT:
+                shape, axes = np.broadcast_shapes(*map(np.shape, inputs)), np.atleast_1d(axis)
+                values[node] = max(1, math.prod(shape[one] for one in axes))
             else:
                 primitive, operands = PRIMITIVES[node.kind], [values[one] for one in node.operands]
                 options = {"axis": axis, "keepdims": True} if primitive.is_reduction else {}

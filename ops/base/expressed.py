@@ -17,11 +17,11 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from dagexec.core.arguments import Arguments
+from dagexec.core.arguments import NOTHING, Arguments
 from dagexec.core.derivatives import gradient, times
 from dagexec.core.dtypes import FLOAT32, TypeMeta
 from dagexec.core.expressions import (
@@ -40,7 +40,9 @@ from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import OperatorCall
 from dagexec.platform.records import dataclass
 
+T = TypeVar("T")
 Function = Callable[..., Expression]
+Slope = Callable[..., Expression | tuple[Expression, ...]]
 Check = Callable[[OperatorCall], object]
 
 DY = "dY"
@@ -83,8 +85,8 @@ class Definition:
         return {name: readers[type(default)](name, default) for name, default in self.defaults.items()}
 
     def applied(
-        self, function: Function, inputs: Sequence[Expression], values: Mapping[str, Any], meta: TypeMeta
-    ) -> Expression:
+        self, function: Callable[..., T], inputs: Sequence[Expression], values: Mapping[str, Any], meta: TypeMeta
+    ) -> T:
         """`function`, or another of the same arguments, of these."""
         typed = {"meta": meta} if "meta" in inspect.signature(function).parameters else {}
         return function(*inputs, **values, **typed)
@@ -96,6 +98,10 @@ class Definition:
     def expression(self, arguments: Arguments, meta: TypeMeta) -> Expression:
         """The result with an operator's arguments. Raises ArgumentError."""
         return self.result(self.read(arguments), meta)
+
+    def expressions(self, arguments: Arguments, meta: TypeMeta) -> tuple[Expression, ...]:
+        """The one result, as of a gradient that has several."""
+        return (self.expression(arguments, meta),)
 
     def formula(self) -> Callable[..., Any]:
         """It as a function of arrays of float64, and of the arguments as keywords."""
@@ -117,40 +123,53 @@ class Definition:
 
 @dataclass(frozen=True)
 class GradientDefinition:
-    """The gradient of an operator of one input.
+    """The gradients of an operator by some of its inputs.
 
     Attributes:
         forward: what the operator computes.
-        reads: what the inputs are, in order, of X, Y and dY; X is not computed from Y.
+        reads: what the inputs are, in order: inputs of the operator (X, or X0, X1, ...), its result (Y) and dY; an X is
+            not computed from Y.
         slope: the derivative from the first of X and Y that is read, where it is not to be derived.
-        of_rows: `slope` is given dY, too, and is dX: a derivative is not a factor where members meet.
+        of_rows: `slope` is given all that is read but dY, then dY, and is the gradients: a derivative is not a factor
+            where members meet.
+        of_inputs: the inputs of the operator that it gives the gradients of.
     """
 
     forward: Definition
     reads: tuple[str, ...]
-    slope: Function | None = None
+    slope: Slope | None = None
     of_rows: bool = False
+    of_inputs: tuple[int, ...] = (0,)
 
     def expression(self, arguments: Arguments, meta: TypeMeta) -> Expression:
-        """dX with an operator's arguments. Raises ArgumentError."""
-        return self.result(self.forward.read(arguments), meta)
+        """The first gradient with an operator's arguments. Raises ArgumentError."""
+        return self.expressions(arguments, meta)[0]
 
-    def result(self, values: Mapping[str, Any], meta: TypeMeta) -> Expression:
-        """dX from elements in the order of `reads`. Raises ValueError where it depends on an input that is not read."""
-        dy = element(self.reads.index(DY))
-        value = element(next(position for position, name in enumerate(self.reads) if name != DY))
-        if self.slope is not None and self.of_rows:
-            found = self.forward.applied(self.slope, [value, dy], values, meta)
-        elif self.slope is not None:
-            found = times(dy, self.forward.applied(self.slope, [value], values, meta))
-        elif "X" in self.reads:
-            found = gradient(self.forward.applied(self.forward.function, [value], values, meta), [value], dy)[0]
-        else:
-            x = element(len(self.reads))
-            found = gradient(self.forward.applied(self.forward.function, [x], values, meta), [x], dy, value)[0]
-        if inputs_of(found)[-1:] == [len(self.reads)]:
-            raise ValueError(f"the gradient of {self.forward.function.__name__} follows from X, not from Y alone")
-        return found if "X" in self.reads else with_rounded_limits(found, value, meta)
+    def expressions(self, arguments: Arguments, meta: TypeMeta) -> tuple[Expression, ...]:
+        """The gradients with an operator's arguments, from elements in the order of `reads`.
+
+        Raises ArgumentError, or ValueError where one depends on an input that is not read.
+        """
+        forward, values = self.forward, self.forward.read(arguments)
+        of_row = forward.result(values, meta).is_of_row
+        given = [element(place, of_row=of_row and name in ("Y", DY)) for place, name in enumerate(self.reads)]
+        dy = given[self.reads.index(DY)]
+        y = given[self.reads.index("Y")] if "Y" in self.reads else None
+        if self.slope is not None:
+            others = [one for one in given if one is not dy]
+            found = forward.applied(self.slope, [*others, dy] if self.of_rows else others[:1], values, meta)
+            several = found if isinstance(found, tuple) else (found,)
+            return several if self.of_rows else (times(dy, several[0]),)
+        inputs = [element(len(given) + position) for position in range(forward.arity)]
+        for one, name in zip(given, self.reads, strict=True):
+            if name.startswith("X"):
+                inputs[int(name[1:] or 0)] = one
+        result = forward.applied(forward.function, inputs, values, meta)
+        from_result = None if any(name.startswith("X") for name in self.reads) else y
+        slopes = gradient(result, [inputs[position] for position in self.of_inputs], dy, from_result)
+        if max(inputs_of(*slopes), default=0) >= len(given):
+            raise ValueError(f"the gradient of {forward.function.__name__} follows from X, not from Y alone")
+        return tuple(slopes if from_result is None else [with_rounded_limits(one, from_result, meta) for one in slopes])
 
 
 def with_rounded_limits(expression: Expression, y: Expression, meta: TypeMeta) -> Expression:
@@ -200,5 +219,4 @@ def expression_of(formula: Formula, arguments: Arguments, meta: TypeMeta) -> Exp
 
 def flops_by_default(formula: Definition | GradientDefinition) -> float:
     """Operations an element, with default arguments."""
-    forward = formula if isinstance(formula, Definition) else formula.forward
-    return max(1.0, flops_of(formula.result(forward.defaults, FLOAT32)))
+    return max(1.0, flops_of(*formula.expressions(Arguments(NOTHING, ""), FLOAT32)))

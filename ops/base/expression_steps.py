@@ -18,6 +18,7 @@ from dagexec.core.expressions import (
     NUMBER,
     ONE,
     PRIMITIVES,
+    ROW_COUNT,
     ZERO,
     Expression,
     absolute,
@@ -30,6 +31,7 @@ from dagexec.core.expressions import (
     log1p,
     maximum,
     minimum,
+    number,
     rebuilt,
     replaced,
     with_inputs,
@@ -57,9 +59,13 @@ def expression_steps(
     """The calls that compute `results` of `sources`, by position, and leave each in its array of `outs`.
 
     These have the sources' shape and may be sources. Where members of rows are joined, arrays are [rows, members,
-    inner], `rows` is scratch for what has one value a row.
+    inner], or [rows, 1, inner], and `rows` is scratch for what has one value a row.
     """
-    return _Steps([spelled(one, outs[0].dtype) for one in results], sources, outs, scratch, rows).steps
+    shape = outs[0].shape
+    if rows is not None:
+        shape = np.broadcast_shapes(shape, *(one.shape for one in (*outs, *sources.values())))
+        results = [with_inputs(one, {ROW_COUNT: number(max(1, shape[1]))}) for one in results]
+    return _Steps([spelled(one, outs[0].dtype) for one in results], sources, outs, shape, scratch, rows).steps
 
 
 @lru_cache(maxsize=1024)
@@ -72,6 +78,8 @@ def _spelled(dtype: np.dtype[Any], node: Expression, operands: tuple[Expression,
     kind, x = node.kind, operands[0] if operands else node
     if kind == "logistic":
         return 1 / (exp(-x) + 1)  # 0 where the power is infinite
+    if kind == "softplus" and x.kind == "negative" and x.operands[0].kind == "absolute":
+        return log1p(exp(x))
     if kind == "softplus":
         return log1p(exp(-absolute(x))) + maximum(x, 0)
     if kind == "erf":
@@ -122,20 +130,23 @@ class _Steps:
         results: Sequence[Expression],
         sources: Mapping[int, Array],
         outs: Sequence[Array],
+        shape: tuple[int, ...],
         scratch: Scratch,
         rows: Scratch | None,
     ) -> None:
         self.steps: list[Step] = []
         self._outs, self._sources, self._scratch, self._rows = outs, sources, scratch, rows
-        self._shape, self._dtype = outs[0].shape, outs[0].dtype
+        self._shapes = {False: shape, True: (*shape[:1], 1, *shape[2:])}
+        self._has_dots = shape[2:] == (1,) and any(one.shape != shape for one in (*outs, *sources.values()))
+        self._dtype = outs[0].dtype
         self._memory: dict[Expression, tuple[int, bool]] = {}
         self._free: dict[bool, list[int]] = {True: [], False: []}
         self._count = {True: 0, False: 0}
         self._targets: dict[Expression, list[int]] = {}
-        for number, result in enumerate(results):
-            self._targets.setdefault(result, []).append(number)
-        order = _without_inner_clips([node for node in in_order(*results) if node.operands], results)
-        self._last = {operand: place for place, node in enumerate(order) for operand in _read(node)}
+        for k, result in enumerate(results):
+            self._targets.setdefault(result, []).append(k)
+        order = self._without_inner([node for node in in_order(*results) if node.operands], results)
+        self._last = {operand: place for place, node in enumerate(order) for operand in self._read(node)}
         reads = [(place, one) for one, place in self._last.items() if one.kind == ELEMENT]
         self._free_from = [
             max((place for place, one in reads if overlap(sources[int(one.value)], out)), default=0) for out in outs
@@ -166,15 +177,20 @@ class _Steps:
         return _booleans(array) if PRIMITIVES[node.kind].is_condition else array
 
     def _work(self, memory: int, is_of_row: bool) -> Array:
-        if not is_of_row:
-            return self._scratch(memory, self._shape)
-        assert self._rows is not None
-        return self._rows(memory, (self._shape[0], 1, *self._shape[2:]))
+        scratch = self._rows if is_of_row else self._scratch
+        assert scratch is not None
+        return scratch(memory, self._shapes[is_of_row])
 
-    def _usable(self, numbers: Iterable[int], place: int, dying: Sequence[Expression]) -> list[int]:
-        """Outputs whose memory nothing needs after a place, what is read last of all first."""
-        held = {memory for one, (memory, _) in self._memory.items() if one not in dying}
-        usable = [k for k in numbers if self._free_from[k] <= place and -1 - k not in held]
+    def _usable(self, numbers: Iterable[int], place: int, dying: Sequence[Expression], is_of_row: bool) -> list[int]:
+        """Outputs of a shape whose memory nothing needs after a place, what is read last of all first."""
+        held, shape = {memory for one, (memory, _) in self._memory.items() if one not in dying}, self._shapes[is_of_row]
+        usable = [
+            k
+            for k in numbers
+            if self._free_from[k] <= place
+            and -1 - k not in held
+            and (self._rows is None or self._outs[k].shape == shape)
+        ]
         return sorted(usable, key=lambda k: -self._free_from[k])
 
     def _taken(self, is_of_row: bool) -> int:
@@ -191,19 +207,20 @@ class _Steps:
 
     def _compute(self, node: Expression, place: int) -> None:
         primitive, is_of_row, targets = PRIMITIVES[node.kind], node.is_of_row, self._targets.get(node, [])
-        dying = [one for one in dict.fromkeys(_read(node)) if one in self._memory and self._last[one] == place]
+        dying = [one for one in dict.fromkeys(self._read(node)) if one in self._memory and self._last[one] == place]
         dying = [one for one in dying if one not in self._targets]
         same = [one for one in dying if self._memory[one][1] == is_of_row and _kind(one) == _kind(node)]
         if targets:  # it stays: where it belongs, or in scratch
             same = [one for one in same if self._memory[one][0] >= 0]
-        may_use = not is_of_row and (bool(targets) or not primitive.is_condition)
-        usable = self._usable(targets or self._pending(), place, dying) if may_use else []
+        may_use = bool(targets) or not primitive.is_condition
+        free = [] if primitive.is_reduction else dying  # a sum is not written over what it is of
+        usable = self._usable(targets or self._pending(), place, free, is_of_row) if may_use else []
         if targets and usable:
-            self._memory[node] = (-1 - usable[0], False)
+            self._memory[node] = (-1 - usable[0], is_of_row)
         elif same and not primitive.is_reduction and node.kind != "select":
             self._memory[node] = self._memory[same[0]]
         elif usable:
-            self._memory[node] = (-1 - usable[0], False)
+            self._memory[node] = (-1 - usable[0], is_of_row)
         else:
             self._memory[node] = (self._taken(is_of_row), is_of_row)
         if node.kind == "select":
@@ -225,10 +242,38 @@ class _Steps:
         if limits is not None and self._dtype.kind != "b":
             x, low, high = limits
             return clip_pass(self._operand(x), _bounded(low, out.dtype), _bounded(high, out.dtype), out)
+        factors = self._factors(node)
+        if factors is not None:
+            left, right = (self._operand(one)[..., 0] for one in factors)
+            return partial(np.vecdot, left, right, out=out[:, 0, 0])
         primitive, operands = PRIMITIVES[node.kind], [self._operand(one) for one in node.operands]
         if primitive.is_reduction:
             return partial(primitive.function, operands[0], axis=1, keepdims=True, out=out)
         return partial(primitive.function, *operands, out=out)
+
+    def _factors(self, node: Expression) -> tuple[Expression, Expression] | None:
+        """What a sum of products of elements is the inner product of, for rows that losses give a number, or take one.
+
+        For others, sums are native calls.
+        """
+        product = node.operands[0]
+        if not self._has_dots or node.kind != "row_sum" or product.kind not in ("multiply", "square"):
+            return None
+        left, right = product.operands if product.kind == "multiply" else product.operands * 2
+        return None if left.is_of_row or right.is_of_row else (left, right)
+
+    def _read(self, node: Expression) -> tuple[Expression, ...]:
+        """What a node's calls read."""
+        limits = _clip_of(node)
+        return (self._factors(node) or node.operands) if limits is None else (limits[0],)
+
+    def _without_inner(self, order: list[Expression], results: Sequence[Expression]) -> list[Expression]:
+        """The nodes without lower limits and products that are computed with what reads them."""
+        needed = set(results)
+        for node in reversed(order):
+            if node in needed:
+                needed.update(self._read(node))
+        return [node for node in order if node in needed]
 
     def _select(self, node: Expression) -> None:
         """A copy of what is missing where it is, a product of bits with 0 or 1, or an exchange of bits.
@@ -291,21 +336,6 @@ def _clip_of(node: Expression) -> tuple[Expression, float, float] | None:
         high = node.operands[1].value
         return (node.operands[0], -math.inf, high) if inner is None else (inner[0], inner[1], high)
     return None
-
-
-def _read(node: Expression) -> tuple[Expression, ...]:
-    """What a node's calls read."""
-    limits = _clip_of(node)
-    return node.operands if limits is None else (limits[0],)
-
-
-def _without_inner_clips(order: list[Expression], results: Sequence[Expression]) -> list[Expression]:
-    """The nodes without lower limits that are computed with the upper ones alone."""
-    needed = set(results)
-    for node in reversed(order):
-        if node in needed:
-            needed.update(_read(node))
-    return [node for node in order if node in needed]
 
 
 def _bounded(limit: float, dtype: np.dtype[Any]) -> float:

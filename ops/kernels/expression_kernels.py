@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from dagexec.core.expressions import ELEMENT, NUMBER, PRIMITIVES, Expression, in_order
+from dagexec.core.expressions import COUNT, ELEMENT, NUMBER, PRIMITIVES, Expression, in_order
 from dagexec.ops.kernels import elementary
 from dagexec.ops.kernels.builder import Builder, Vector
 from dagexec.ops.kernels.expressions import DOWN, UP
@@ -89,7 +89,7 @@ def has_kernel(*results: Expression, of_rows: bool = False) -> bool:
     return not any(result.kind in _CONDITIONS for result in results) and all(
         node.kind in (ELEMENT, NUMBER, "select", *_CONDITIONS)
         or (node.kind in ARITHMETIC and (node.kind != "power" or elementary.has_power(node.operands[1].value)))
-        or (of_rows and PRIMITIVES[node.kind].is_reduction)
+        or (of_rows and (node.kind == COUNT or PRIMITIVES[node.kind].is_reduction))
         for node in in_order(*results)
     )
 

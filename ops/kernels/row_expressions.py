@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.expressions import PRIMITIVES, Expression, flops_of, in_order, inputs_of
+from dagexec.core.expressions import ELEMENT, NUMBER, PRIMITIVES, ROW_COUNT, Expression, flops_of, in_order
 from dagexec.core.operator import Step
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.expression_kernels import Values, as_vector, has_kernel
@@ -34,30 +34,40 @@ _TOGETHER = 2
 _LONG = 10
 """Operations: a value that takes so many is kept."""
 
-_ROWS, _MEMBERS, _MEMORY, _ARRAYS = range(4)
-"""Places of the 64-bit numbers that a kernel gets: rows, members, and the addresses of memory for what is kept of a
-row, of the output and of the inputs."""
+_ROWS, _MEMBERS, _SIZE, _MEMORY, _ARRAYS = range(5)
+"""Places of the 64-bit numbers that a kernel gets: rows, members, these as float32, and the addresses of memory for
+what is kept of a row, of the outputs and of the inputs."""
 
 
-def row_step(machine: Machine, result: Expression, inputs: Sequence[Array], output: Array, label: str) -> Step | None:
-    """The step that computes `result`, of inputs in order of position, for float32 arrays [rows, members].
+def row_step(
+    machine: Machine,
+    results: tuple[Expression, ...],
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    members: int,
+    label: str,
+) -> Step | None:
+    """The step that computes `results`, of inputs in order of position, for float32 arrays.
 
-    The output may be one of the inputs. None where the kernel cannot run.
+    These are [rows, members], or [rows, 1] for one value a row. The outputs may be some of the inputs. None where the
+    kernel cannot run.
     """
-    arrays = (output, *inputs)
+    arrays = (*outputs, *inputs)
     is_plain = all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays)
-    if not machine.can_run or not is_plain or not output.size or not has_kernel(result, of_rows=True):
+    rows = len(outputs[0])
+    if not machine.can_run or not is_plain or not rows * members or not has_kernel(*results, of_rows=True):
         return None
-    kernel = _kernel(result, machine.lanes)
+    are_rows = tuple(output.shape[1] < members for output in outputs)
+    kernel = _kernel(results, are_rows, machine.lanes)
     if kernel is None:
         return None
-    passes = Passes(result)
-    rows, members = output.shape
+    passes = Passes(results)
+    size = int(np.float32(members).view(np.int32))
     tables, kept = [], list[Array]()
-    for part in shares(rows, pieces_of_bytes((passes.count + 1) * output.nbytes)):
+    for part in shares(rows, pieces_of_bytes((passes.joining + 2) * rows * members * BYTES)):
         memory = np.empty((len(passes.kept), members), np.float32)
-        starts = [address_of(array) + part.start * members * BYTES for array in arrays]
-        fields = np.array([len(part), members, address_of(memory), *starts], np.int64)
+        starts = [address_of(array) + part.start * array.shape[1] * BYTES for array in arrays]
+        fields = np.array([len(part), members, size, address_of(memory), *starts], np.int64)
         kept += [memory, fields]
         tables.append([(kernel, address_of(fields), 0, 0, 0)])
     return in_pieces(tables, (kept, arrays), label)
@@ -67,20 +77,20 @@ def row_step(machine: Machine, result: Expression, inputs: Sequence[Array], outp
 class Passes:
     """In which pass over a row's members each node is computed: one behind those of the reductions it follows from."""
 
-    result: Expression
+    results: tuple[Expression, ...]
 
     @cached_property
     def number(self) -> Mapping[Expression, int]:
         """The pass of each node; a reduction's is that which joins it."""
         numbers: dict[Expression, int] = {}
-        for node in in_order(self.result):
+        for node in in_order(*self.results):
             numbers[node] = max((numbers[one] + _is_reduction(one) for one in node.operands), default=0)
         return numbers
 
     @property
-    def count(self) -> int:
-        """How many there are."""
-        return 1 + self.number[self.result]
+    def joining(self) -> int:
+        """How many join something; elements are computed in one behind them."""
+        return max((1 + number for node, number in self.number.items() if _is_reduction(node)), default=0)
 
     @cached_property
     def kept(self) -> list[Expression]:
@@ -110,7 +120,7 @@ def _is_reduction(node: Expression) -> bool:
 
 def _has_vector(node: Expression) -> bool:
     """It has one value a row, and a vector of its own in a kernel."""
-    return node.is_of_row and node.kind in PRIMITIVES and not PRIMITIVES[node.kind].is_condition
+    return node.is_of_row and node.kind != NUMBER and not (node.operands and PRIMITIVES[node.kind].is_condition)
 
 
 def _add(_build: Builder, total: Vector, value: Vector) -> Vector:
@@ -131,10 +141,10 @@ _JOINS: Mapping[str, tuple[float, Join]] = {
 
 
 @lru_cache(maxsize=256)
-def _kernel(result: Expression, lanes: int) -> int | None:
+def _kernel(results: tuple[Expression, ...], are_rows: tuple[bool, ...], lanes: int) -> int | None:
     """The address of a function of fields; None where it cannot run or registers are too few."""
     for together in (_TOGETHER, 1):
-        writer = _Writer(result, lanes, together)
+        writer = _Writer(results, are_rows, lanes, together)
         writer.write()
         if writer.build.fits():
             return writer.build.function()
@@ -142,46 +152,56 @@ def _kernel(result: Expression, lanes: int) -> int | None:
 
 
 class _Writer:
-    """A kernel that is being written."""
+    """A kernel that is being written; the results of `are_rows` are written once a row."""
 
-    def __init__(self, result: Expression, lanes: int, together: int) -> None:
+    def __init__(self, results: tuple[Expression, ...], are_rows: tuple[bool, ...], lanes: int, together: int) -> None:
         self.build = Builder(lanes)
-        self._result, self._passes, self._together = result, Passes(result), together
-        self._positions = inputs_of(result)
+        self._results, self._are_rows, self._together = results, are_rows, together
+        self._passes = Passes(results)
+        self._elements_read = [node for node in self._passes.number if node.kind == ELEMENT]
+        self._elements_read.sort(key=lambda node: node.value)
 
     def write(self) -> None:
         """The rows, one after another."""
         build, passes = self.build, self._passes
         (fields,) = build.arguments(1)
         self._members = build.number(fields, 8 * _MEMBERS)
-        self._places = [build.number(fields, 8 * (_ARRAYS + place)) for place in range(1 + len(self._positions))]
+        are_rows = [*self._are_rows, *(node.is_of_row for node in self._elements_read)]
+        self._places = [build.number(fields, 8 * (_ARRAYS + place)) for place in range(len(are_rows))]
         memory, self._memory = build.number(fields, 8 * _MEMORY), dict[Expression, Scalar]()
         for node in passes.kept:
             self._memory[node] = memory
             memory = memory + (self._members << 2)
         with build.repeat(build.number(fields, 8 * _ROWS)):
-            self._of_row = Values(build, [self._result], self._no_element)
-            for number in range(passes.count):
+            self._of_row = Values(build, self._results, lambda position: build.broadcast(self._input(position)))
+            if ROW_COUNT in passes.number:
+                self._of_row.set(ROW_COUNT, build.broadcast(fields, offset=8 * _SIZE))
+            for number in range(passes.joining + 1):
                 for node in passes.of_row(number):
                     self._of_row.of(node)
-                if passes.reductions(number):
+                if number < passes.joining:
                     self._join(number)
-                else:
-                    build.each(self._members, self._elements, self._together)
-            for place in self._places:
-                place.set(place + (self._members << 2))
+            if not all(self._are_rows):
+                build.each(self._members, self._elements, self._together)
+            for place, result, is_row in zip(self._places, self._results, self._are_rows, strict=False):
+                if is_row:
+                    build.store_first(as_vector(build, self._of_row.of(result)), place)
+            for place, is_row in zip(self._places, are_rows, strict=True):
+                place.set(place + (BYTES if is_row else self._members << 2))
 
-    def _no_element(self, _position: int) -> Vector:
-        raise AssertionError("what has one value a row reads no element")
+    def _input(self, position: int) -> Scalar:
+        """Where an input's row begins."""
+        positions = [int(node.value) for node in self._elements_read]
+        return self._places[len(self._results) + positions.index(position)]
 
     def _values(self, number: int, place: Scalar, offset: int, mask: Mask | None) -> Values:
         """The values of a pass for a vector of members."""
         build = self.build
 
         def read(position: int) -> Vector:
-            return build.load(self._places[1 + self._positions.index(position)], place, offset, mask=mask)
+            return build.load(self._input(position), place, offset, mask=mask)
 
-        values = Values(build, [self._result], read)
+        values = Values(build, self._results, read)
         for node, own in self._passes.number.items():
             if _has_vector(node) and (own < number or (own == number and not _is_reduction(node))):
                 values.set(node, as_vector(build, self._of_row.of(node)))
@@ -191,8 +211,10 @@ class _Writer:
 
     def _elements(self, place: Scalar, mask: Mask | None) -> None:
         """The last pass."""
-        values = self._values(self._passes.count - 1, place, 0, mask)
-        self.build.store(as_vector(self.build, values.of(self._result)), self._places[0], place, mask=mask)
+        values = self._values(self._passes.joining, place, 0, mask)
+        for result, target, is_row in zip(self._results, self._places, self._are_rows, strict=False):
+            if not is_row:
+                self.build.store(as_vector(self.build, values.of(result)), target, place, mask=mask)
 
     def _join(self, number: int) -> None:
         """A pass that joins; what it keeps is written."""

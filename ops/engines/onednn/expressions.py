@@ -55,13 +55,11 @@ class RowKernel(OneDNNOperator, RowOperator):
 
     def prepare_primitive(self) -> Step:
         """One kernel. Raises UnsupportedFeatureError where there is none."""
-        expression, (outer, members, inner) = self.expression(), self.view()
-        positions = inputs_of(expression)
+        (_, members, inner), (sources, results) = self.view(), self.operands()
         if inner != 1:
             raise UnsupportedFeatureError(f"{self.label}: the kernel takes rows along the last axes")
-        inputs = [self.x(position).reshape(outer, members) for position in positions]
-        output = self.y(0).reshape(outer, members)
-        step = row_step(self.onednn.machine, expression, inputs, output, self.label)
+        inputs, outputs = ([one[..., 0] for one in arrays] for arrays in (sources.values(), results))
+        step = row_step(self.onednn.machine, self.expressions(), inputs, outputs, members, self.label)
         if step is None:
             raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
         return step
@@ -74,8 +72,12 @@ def register_expression(op_type: str) -> None:
     if not (isinstance(default, type) and issubclass(default, Expressed)) or has_engine(op_type, "ONEDNN"):
         return
     of_rows = issubclass(default, RowOperator)
-    expression = expression_of(default.formula, Arguments(NOTHING, op_type), FLOAT32)
-    if has_kernel(expression, of_rows=of_rows):
+    arguments = Arguments(NOTHING, op_type)
+    if issubclass(default, RowOperator):
+        expressions = default.form.definition.expressions(arguments, FLOAT32)
+    else:
+        expressions = (expression_of(default.formula, arguments, FLOAT32),)
+    if has_kernel(*expressions, of_rows=of_rows):
         bases = (RowKernel if of_rows else ExpressionKernel, default)
         members = {"__doc__": default.__doc__, "__module__": __name__}
         operator(schema_of(op_type), engine="ONEDNN")(type(default.__name__, bases, members))

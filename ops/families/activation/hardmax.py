@@ -28,7 +28,7 @@ def infer_hardmax(call: OperatorCall) -> list[TensorType]:
     input_names=("X",),
     output_names=("Y",),
     args=SOFTMAX_ARGS,
-    rows=apart_from(normalized_axes),
+    rows=apart_from(lambda call: normalized_axes(call, len(call.inputs[0].shape))),
 )
 class Hardmax(Operator):
     """The largest of each group."""

@@ -20,13 +20,13 @@ SOFTMAX_ARGS = {
 
 def grouping(call: OperatorCall) -> tuple[int, int, int]:
     """X seen as outer x group x inner, normalized over the middle. Raises ShapeError for a bad axis."""
-    shape, axes = call.inputs[0].shape, normalized_axes(call)
+    shape = call.inputs[0].shape
+    axes = normalized_axes(call, len(shape))
     return math.prod(shape[: axes.start]), math.prod(shape[axes.start : axes.stop]), math.prod(shape[axes.stop :])
 
 
-def normalized_axes(call: OperatorCall) -> range:
-    """The axes that are normalized together. Raises ShapeError for a bad axis."""
-    rank = len(call.inputs[0].shape)
+def normalized_axes(call: OperatorCall, rank: int) -> range:
+    """The axes that are normalized together, of tensors of so many. Raises ShapeError for a bad axis."""
     alone = call.arguments.bool("single_axis")
     axis = call.axis("axis", 1, rank, end=not alone)
     return range(axis, axis + 1 if alone else rank)

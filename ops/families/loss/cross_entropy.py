@@ -6,27 +6,20 @@ A probability below 1e-20 counts as that much, in the loss and in what its gradi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.expressions import Expression, log, maximum, row_sum
 from dagexec.core.gradient import gradient_by
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import new_operator
 from dagexec.core.rows import along_axis
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.ops.base.blocks import Array, Scratch, compute_dtype
-from dagexec.ops.base.passes import scalar_pass
+from dagexec.ops.base.blocks import Array, compute_dtype
+from dagexec.ops.base.row_operator import all_but_first, row_operator
 from dagexec.ops.families.loss.labels import label_check, require_labels
-from dagexec.ops.families.loss.rows import (
-    RowGradient,
-    RowLoss,
-    gradient_after_inputs,
-    row_gradient_operator,
-    row_loss_operator,
-)
 
 MIN_PROBABILITY = 1e-20
 
@@ -128,42 +121,17 @@ class LabelCrossEntropyGradient(_Labeled):
 gradient_by("LabelCrossEntropy", "LabelCrossEntropyGradient", ("X0", "X1", "dY"))
 
 
-@row_loss_operator(
+@row_operator(
     "CrossEntropy",
-    ("X", "label"),
-    "Y = -sum of label * ln max(X, 1e-20) over each row, of the first axis: X probabilities, label a distribution.",
+    {},
+    members=all_but_first,
+    inputs=("X", "label"),
+    gradient=("X0", "X1", "dY"),
+    slope=lambda x, label, dy: label / maximum(x, MIN_PROBABILITY) * -dy,
 )
-class CrossEntropy(RowLoss):
-    """Cross entropy of two distributions."""
-
-    def passes(self, sources: Sequence[Array], z: Array, scratch: Scratch) -> list[Step]:
-        x, label = sources
-        logarithm = scratch(0, x.shape)
-        return [
-            scalar_pass(np.maximum, x, MIN_PROBABILITY, logarithm),
-            partial(np.log, logarithm, out=logarithm),
-            partial(np.multiply, logarithm, label, out=logarithm),
-            partial(np.add.reduce, logarithm, axis=1, out=z),
-            partial(np.negative, z, out=z),
-        ]
-
-
-@row_gradient_operator("CrossEntropyGradient", ("X", "label", "dY"), ("dX",))
-class CrossEntropyGradient(RowGradient):
-    """dX = -dY * label / max(X, 1e-20)."""
-
-    def passes(self, sources: Sequence[Array], dz: Array, targets: Sequence[Array], scratch: Scratch) -> list[Step]:
-        x, label = sources
-        [dx] = targets
-        return [
-            scalar_pass(np.maximum, x, MIN_PROBABILITY, dx),
-            partial(np.divide, label, dx, out=dx),
-            partial(np.multiply, dx, dz, out=dx),
-            partial(np.negative, dx, out=dx),
-        ]
-
-
-gradient_after_inputs("CrossEntropy", (0,))
+def cross_entropy(x: Expression, label: Expression) -> Expression:
+    """Y = -sum of label * ln max(X, 1e-20) over each row, of the first axis: X probabilities, label a distribution."""
+    return -row_sum(log(maximum(x, MIN_PROBABILITY)) * label)
 
 
 def infer_make_two_class(call: OperatorCall) -> list[TensorType]:

@@ -84,26 +84,6 @@ def test_distance_of_each_row_agrees_with_its_definition(
     np.testing.assert_allclose(z.astype(np.float64), wanted, tolerance, tolerance * max(1, math.prod(shape[1:])) ** 0.5)
 
 
-@pytest.mark.parametrize("op_type", PAIRS)
-@pytest.mark.parametrize("shape", [(4, 5), (3,), (2, 3, 2), (0, 3), (3, 0)], ids=str)
-def test_gradients_of_distances_agree_with_differences(op_type: str, shape: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(0)
-    check_gradient(op_type, [rng.normal(size=shape), rng.normal(size=shape)])
-
-
-@pytest.mark.parametrize("op_type", PAIRS)
-@pytest.mark.parametrize(("dtype", "tolerance"), TYPES[1:])
-def test_gradients_of_distances_of_many_rows_agree_with_float64(op_type: str, dtype: Any, tolerance: float) -> None:
-    rng = np.random.default_rng(1)
-    x, y = (rng.normal(size=(2000, 90)).astype(dtype) for _ in range(2))
-    dz = rng.normal(size=2000).astype(dtype)
-    found = run_operator(f"{op_type}Gradient", [x, y, dz], 2)
-    wanted = run_operator(f"{op_type}Gradient", [a.astype(np.float64) for a in (x, y, dz)], 2)
-    for one, other in zip(found, wanted, strict=True):
-        assert one.dtype == dtype
-        np.testing.assert_allclose(one.astype(np.float64), other, tolerance, tolerance)
-
-
 def test_equal_elements_have_no_gradient_in_l1_distance() -> None:
     x = np.array([[1.0, 2.0, 3.0]])
     dx, dy = run_operator("L1DistanceGradient", [x, np.array([[1.0, 3.0, 3.0 + 1e-13]]), np.array([2.0])], 2)
@@ -184,10 +164,9 @@ def test_cross_entropies_of_probabilities_agree_with_their_definitions(
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (0, 3), (2, 3, 2), (5,)], ids=str)
-def test_gradients_of_cross_entropies_of_probabilities_agree_with_differences(shape: tuple[int, ...]) -> None:
+def test_gradients_of_label_cross_entropy_agree_with_differences(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
-    x, target = (rng.uniform(0.1, 1, shape) for _ in range(2))
-    check_gradient("CrossEntropy", [x, target], wanted=[0])
+    x = rng.uniform(0.1, 1, shape)
     rows, classes = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape[0])
     check_gradient("LabelCrossEntropy", [x, rng.integers(0, classes, rows)], wanted=[0])
 
@@ -205,8 +184,6 @@ def test_a_probability_of_zero_counts_as_1e_20() -> None:
 def test_nan_stays_in_its_row() -> None:
     x = np.full((3, 4), 0.5)
     x[1, 2] = np.nan
-    for op_type in (*PAIRS, "SigmoidCrossEntropyWithLogits", "CrossEntropy"):
-        assert np.isnan(run_operator(op_type, [x, np.ones((3, 4))])[0]).tolist() == [False, True, False], op_type
     assert np.isnan(run_operator("LabelCrossEntropy", [x, np.full(3, 2)])[0]).tolist() == [False, True, False]
 
 

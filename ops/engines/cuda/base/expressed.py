@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dagexec.core.expressions import ELEMENT, NUMBER, PRIMITIVES, Expression, in_order, inputs_of
+from dagexec.core.expressions import ELEMENT, NUMBER, PRIMITIVES, ROW_COUNT, Expression, in_order, inputs_of
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator, operator_class, schema_of
 from dagexec.ops.base.expressed import Expressed
@@ -120,16 +120,22 @@ class CudaRowExpression(CudaOperator, RowOperator):
 
     def prepare(self) -> Step:
         """What has one value a row is computed after the reductions that it follows from."""
-        expression, view = self.expression(), self.view()
-        inputs = {f"x{position}": self.x(position).reshape(view) for position in inputs_of(expression)}
-        of_row = Statements("x{}".format, "r")
+        expressions, view, (sources, results) = self.expressions(), self.view(), self.operands()
+        inputs = {f"x{position}": array for position, array in sources.items()}
+        of_row = Statements("x{}".format, "r", {ROW_COUNT: "A(w.length > 1 ? w.length : 1)"})
         phases: list[Phase] = []
-        pending = [node for node in in_order(expression) if node.is_of_row and node.kind != NUMBER]
-        for node in pending:
-            if not PRIMITIVES[node.kind].is_reduction:
-                before = len(of_row.lines)
+        before = ""
+        for node in in_order(*expressions):
+            if not node.is_of_row or node.kind == NUMBER:
+                continue
+            if node.kind not in PRIMITIVES or not PRIMITIVES[node.kind].is_reduction:
+                known = len(of_row.lines)
                 of_row.of(node)
-                phases[-1] = replace(phases[-1], after="\n".join([phases[-1].after, *of_row.lines[before:]]))
+                lines = "\n".join(of_row.lines[known:])
+                if phases:
+                    phases[-1] = replace(phases[-1], after=f"{phases[-1].after}\n{lines}")
+                else:
+                    before += f"\n{lines}"
                 continue
             state, absorbed, value = _STATES[node.kind]
             code = self._statements(of_row)
@@ -138,11 +144,16 @@ class CudaRowExpression(CudaOperator, RowOperator):
             name = f"total{len(phases)}"
             of_row.set(node, f"(A){name}.{value}")
             phases.append(Phase(state, absorb))
-        code = self._statements(of_row)
-        result = code.of(expression)
-        each = "\n".join([*code.lines, f"y = {result};"])
-        name = type(self).schema.type.lower()
-        return by_groups(self, name, view, (1,), Groups(phases, each=each), inputs, {"y": self.y(0).reshape(view)})
+        outputs = {f"y{number}": result for number, result in enumerate(results)}
+        code, last = self._statements(of_row), ""
+        for name, result, node in zip(outputs, results, expressions, strict=True):
+            if result.shape == view:
+                code.lines.append(f"{name} = {code.of(node)};")
+            else:
+                last += f"{name} = {of_row.of(node)};"
+        each = "\n".join(code.lines)
+        groups = Groups(phases, before, each, last)
+        return by_groups(self, type(self).schema.type.lower(), view, (1,), groups, inputs, outputs)
 
     def _statements(self, of_row: Statements) -> Statements:
         """Statements for an element, which know what there is of its row."""
@@ -167,7 +178,7 @@ def register_expression(op_type: str) -> None:
     """Register an operator that is an expression."""
     host = operator_class(op_type)
     if issubclass(host, RowOperator):
-        register(op_type, CudaRowExpression, formula=host.formula, members=host.__dict__["members"])
+        register(op_type, CudaRowExpression, formula=host.formula, form=host.form)
     else:
         assert issubclass(host, Expressed)
         register(op_type, CudaExpression, formula=host.formula)
