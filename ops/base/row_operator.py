@@ -55,6 +55,11 @@ def last_by_default(call: OperatorCall, rank: int) -> range:
     return range(axis, axis + 1)
 
 
+def all_axes(_call: OperatorCall, rank: int) -> range:
+    """All elements are one row."""
+    return range(rank)
+
+
 def all_but_first(call: OperatorCall, rank: int) -> range:
     """A row is all that has one index of the first axis."""
     if not rank:
@@ -76,10 +81,12 @@ class Form:
     Attributes:
         definition: what it computes.
         members: the axes of a row.
+        of_all: the shape of one value where no axes are left.
     """
 
     definition: Definition | GradientDefinition
     members: Members
+    of_all: Shape = ()
 
     @cached_property
     def of_row(self) -> list[bool]:
@@ -108,7 +115,7 @@ class Form:
     def row_shape(self, call: OperatorCall) -> Shape:
         """That of one value a row."""
         axes, shape = self.axes(call), call.inputs[self.element].shape
-        return shape[: axes.start] + shape[axes.stop :]
+        return shape[: axes.start] + shape[axes.stop :] or self.of_all
 
     def infer(self, call: OperatorCall) -> list[TensorType]:
         """The types of the outputs. Raises ShapeError for inputs that do not fit."""
@@ -120,7 +127,8 @@ class Form:
                 call.require_shape(position, first.shape, f"that of {call.definition.input[self.element]!r}")
         row_shape = self.row_shape(call)
         for position, of_row in enumerate(self.of_row):
-            if of_row:
+            is_one = row_shape == self.of_all and call.inputs[position].elements == 1
+            if of_row and not is_one:
                 call.require_shape(position, row_shape, "one element a row")
         if isinstance(self.definition, GradientDefinition):
             return [first] * len(self.definition.of_inputs)
@@ -193,6 +201,7 @@ def row_operator(
     members: Members = last_by_default,
     inputs: tuple[str, ...] = (),
     output: str = "Y",
+    of_all: Shape = (),
     gradient: tuple[str, ...] = (),
     of_inputs: tuple[int, ...] = (0,),
     slope: Slope | None = None,
@@ -203,9 +212,10 @@ def row_operator(
     """Decorator: register a function of elements and their row as operator `name`, for all engines.
 
     `args` is the help text of each argument, those that `members` reads included. `inputs` and `output` are names for
-    the documentation (X, or X0, X1, ...; Y); `gradient` names what operator `nameGradient` reads, in order, of X (X0,
-    X1, ...), Y and dY, and `of_inputs` the inputs that it gives the gradients of. `slope` is these as an expression, or
-    as a tuple, of what is read, dY last, where they are not to be derived. The rest is as of `elementwise_operator`.
+    the documentation (X, or X0, X1, ...; Y), `of_all` is the shape of what all elements are joined to; `gradient` names
+    what operator `nameGradient` reads, in order, of X (X0, X1, ...), Y and dY, and `of_inputs` the inputs that it gives
+    the gradients of. `slope` is these as an expression, or as a tuple, of what is read, dY last, where they are not to
+    be derived. The rest is as of `elementwise_operator`.
     """
 
     def register(function: Function) -> Function:
@@ -213,14 +223,14 @@ def row_operator(
         numbered = ("X",) if forward.arity == 1 else tuple(f"X{position}" for position in range(forward.arity))
         names = inputs or numbered
         fields = {"onnx": () if onnx is None else (onnx,), **traits}
-        _register(name, Form(forward, members), (names, (output,)), args, check, doc=forward.doc, **fields)
+        _register(name, Form(forward, members, of_all), (names, (output,)), args, check, doc=forward.doc, **fields)
         if gradient:
             derived = GradientDefinition(forward, gradient, slope, of_rows=True, of_inputs=of_inputs)
             shown = {**dict(zip(numbered, names, strict=True)), "Y": output, DY: f"d{output}"}
             reads = tuple(shown[one] for one in gradient)
             gives = tuple(f"d{names[position]}" for position in of_inputs)
             doc = f"{' and '.join(gives)}, the gradient of {name}, from {' and '.join(reads)}."
-            _register(f"{name}Gradient", Form(derived, members), (reads, gives), args, check, doc=doc)
+            _register(f"{name}Gradient", Form(derived, members, of_all), (reads, gives), args, check, doc=doc)
             gradient_by(name, f"{name}Gradient", gradient, of_inputs=of_inputs)
         return function
 
@@ -238,7 +248,10 @@ def _register(
     definition = form.definition
     forward = definition if isinstance(definition, Definition) else definition.forward
     flops = flops_by_default(definition)
-    replaceable = definition.reads.index(DY) if isinstance(definition, GradientDefinition) else 0
+    replaceable = 0
+    if isinstance(definition, GradientDefinition):
+        replaceable = form.element if form.joins else definition.reads.index(DY)
+    has_place = len(names[1]) == 1 and (not form.joins or isinstance(definition, GradientDefinition))
 
     def infer(call: OperatorCall) -> list[TensorType]:
         found = form.infer(call)
@@ -262,7 +275,7 @@ def _register(
         rows=before_axis(lambda call: form.axes(call).start, *positions)
         if form.joins
         else summing(apart_from(form.axes, *positions), form.axes),
-        **{"inplace": lambda source, target: not form.joins and source == replaceable and target == 0, **fields},
+        **{"inplace": lambda source, target: has_place and source == replaceable and target == 0, **fields},
     )
     namespace = {
         "formula": definition,

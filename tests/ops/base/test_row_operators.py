@@ -9,14 +9,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dagexec import OperatorDef
+from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.device import Device
 from dagexec.core.dtypes import FLOAT64
 from dagexec.core.expressions import evaluated
 from dagexec.core.gradient import gradient, has_maker
-from dagexec.core.registry import has_engine, operator_class, operator_module, registered_operators
+from dagexec.core.registry import has_engine, operator_class, operator_module, registered_operators, schema_of
 from dagexec.ops.base.expressed import Definition
-from dagexec.ops.base.row_operator import RowOperator
+from dagexec.ops.base.row_operator import RowOperator, all_axes
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
 from tests.ops.gradient_checks import analytic_gradients
 from tests.ops.onednn.engine import needs_onednn
@@ -29,6 +30,8 @@ ROW_OPERATORS = [
     and issubclass(operator_class(name), RowOperator)
     and isinstance(operator_class(name).formula, Definition)
 ]
+OF_ROWS = [name for name in ROW_OPERATORS if operator_class(name).form.members is not all_axes]
+"""Without those of which all elements are one row."""
 DIFFERENTIABLE = [name for name in ROW_OPERATORS if has_maker(name)]
 SHAPES = [(3, 5), (2, 1), (7, 129), (2, 3, 2100), (4, 0), (0, 4)]
 CUDA = Device("cuda", 0)
@@ -68,7 +71,7 @@ def reference(op_type: str, arrays: list[Array], axis: int) -> Array:
     members = (axis,) if along(op_type, axis) else tuple(kind.form.members(None, rank))
     wide = [one.astype(np.float64) for one in arrays]
     [y] = evaluated([definition.result(definition.defaults, FLOAT64)], wide, members)
-    return y.squeeze(members) if kind.form.joins else y
+    return y.reshape(y.squeeze(members).shape or kind.form.of_all) if kind.form.joins else y
 
 
 @pytest.mark.parametrize("engine", ["", pytest.param("ONEDNN", marks=needs_onednn)])
@@ -92,7 +95,7 @@ def test_values_are_those_of_the_expression(op_type: str, shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("engine", ["", pytest.param("ONEDNN", marks=needs_onednn)])
-@pytest.mark.parametrize("op_type", ROW_OPERATORS)
+@pytest.mark.parametrize("op_type", OF_ROWS)
 def test_nan_is_of_its_row_alone(op_type: str, engine: str) -> None:
     if engine and not has_engine(op_type, engine):
         pytest.skip("computed by the default engine")
@@ -105,7 +108,7 @@ def test_nan_is_of_its_row_alone(op_type: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["", pytest.param("ONEDNN", marks=needs_onednn)])
-@pytest.mark.parametrize("op_type", ROW_OPERATORS)
+@pytest.mark.parametrize("op_type", OF_ROWS)
 def test_a_rows_bytes_do_not_depend_on_the_batch(op_type: str, engine: str) -> None:
     if engine and not has_engine(op_type, engine):
         pytest.skip("computed by the default engine")
@@ -167,6 +170,27 @@ def test_gradients_by_kernels_are_those_of_float64(op_type: str, members: int) -
             found = run_operator(definition.type, narrow, count, engine=engine, **arguments)
             for one, other in zip(found, wanted, strict=True):
                 np.testing.assert_allclose(one, other, rtol=tolerance, atol=2e-6)
+
+
+@pytest.mark.parametrize("engine", ["", pytest.param("ONEDNN", marks=needs_onednn)])
+@pytest.mark.parametrize("op_type", DIFFERENTIABLE)
+def test_a_gradient_has_the_same_bytes_in_the_place_of_what_it_may_overwrite(op_type: str, engine: str) -> None:
+    made, blobs = gradient_operators(op_type, inputs(op_type, (300, 41), np.float32))
+    for definition in made:
+        definition.engine = engine
+        arrays = [blobs[name] for name in definition.input]
+        apart = run_operator(definition.type, list(arrays), len(definition.output), engine=engine, **along(op_type, 1))
+        for position, name in enumerate(definition.input):
+            if schema_of(definition.type).inplace(position, 0):
+                over = OperatorDef()
+                over.CopyFrom(definition)
+                over.output[0] = name
+                workspace = Workspace()
+                for one in definition.input:
+                    workspace.feed_blob(one, blobs[one])
+                with SimpleNet(NetDef(name="n", op=[over]), workspace) as net:
+                    net.run()
+                assert workspace.fetch_blob(name).tobytes() == apart[0].tobytes()
 
 
 @needs_compiler
