@@ -98,8 +98,8 @@ def linear_attention(call: OperatorCall, q: Array, k: Array, v: Array, *others: 
     if call.arguments.bool("state"):
         state = given.pop(0).astype(work)
     queries = q.astype(work).reshape(batch, steps, key_heads, heads // key_heads, width)
-    keys, values = (array.astype(work).reshape(batch, steps, key_heads, -1) for array in (k, v))
-    decays = np.exp(given.pop(0).astype(work).reshape(batch, steps, key_heads, -1)) if with_decay else None
+    keys, values = _of_heads(k.astype(work), key_heads), _of_heads(v.astype(work), key_heads)
+    decays = np.exp(_of_heads(given.pop(0).astype(work), key_heads)) if with_decay else None
     betas = given.pop(0).astype(work)[..., None] if with_beta else None
     scale = call.arguments.float("scale", 0.0) or 1 / math.sqrt(width or 1)
     y = np.empty((batch, steps, key_heads, heads // key_heads, value_width), work)
@@ -113,6 +113,11 @@ def linear_attention(call: OperatorCall, q: Array, k: Array, v: Array, *others: 
         y[:, step] = queries[:, step] @ state
     y *= work.type(scale)
     return [y, state][: len(call.definition.output)]
+
+
+def _of_heads(array: Array, heads: int) -> Array:
+    """Batch x steps x heads x what each has."""
+    return array.reshape(*array.shape[:2], heads, array.shape[2] // heads)
 
 
 def infer_causal_conv(call: OperatorCall) -> list[TensorType]:

@@ -71,7 +71,7 @@ def grid_sample(call: OperatorCall, x: Array, grid: Array) -> Sequence[Array]:
     work = np.dtype(np.float64 if x.dtype.itemsize == 8 else np.float32)
     y = np.empty((*x.shape[:2], math.prod(grid.shape[1:-1])), x.dtype)
     count = max(1, _PIECE // max(1, x.shape[1]))
-    for image, target, places in zip(x, y, grid.reshape(len(x), -1, dims), strict=True):
+    for image, target, places in zip(x, y, grid.reshape(len(x), y.shape[2], dims), strict=True):
         flat = image.reshape(len(image), -1)
         for piece in row_pieces(len(places), count):
             at = [

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.dtypes import NUMBER_TYPES
+from dagexec.core.dtypes import BOOL, NUMBER_TYPES
 from dagexec.core.gradient import no_gradient
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step
@@ -32,6 +32,7 @@ def infer_one_hot_axis(call: OperatorCall) -> list[TensorType]:
     """The axes of the indices and a new one at `axis`, of the type of the two values."""
     indices = call.inputs[0].shape
     call.require_types(0, *NUMBER_TYPES)
+    call.require_types(2, *NUMBER_TYPES, BOOL)
     call.require_shape(2, (2,), "the value elsewhere, and the one where the index says")
     axis = call.axis("axis", -1, len(indices) + 1)
     return [TensorType((*indices[:axis], _depth(call), *indices[axis:]), call.inputs[2].meta)]

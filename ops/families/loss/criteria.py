@@ -10,7 +10,7 @@ from dagexec.core.dtypes import FLOAT_TYPES, INT32
 from dagexec.core.gradient import gradient_by
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import Compute, array_function
-from dagexec.ops.base.blocks import Array
+from dagexec.ops.base.blocks import Array, compute_dtype
 
 _MARGIN = {"margin": "how far apart is enough"}
 
@@ -171,6 +171,7 @@ def infer_padded_dot(call: OperatorCall) -> list[TensorType]:
 def padded_dot(call: OperatorCall, x: Array, y: Array) -> Sequence[Array]:
     """One sum of products a row."""
     columns = max(x.shape[1], y.shape[1])
+    x, y = (array.astype(compute_dtype(array.dtype), copy=False) for array in (x, y))
     return [np.einsum("ij,ij->i", _padded(x, columns, call), _padded(y, columns, call))]
 
 

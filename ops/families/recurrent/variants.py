@@ -226,8 +226,10 @@ class Variant(ArrayOperator):
                     both = given[sizes.bias][number].reshape(2, sizes.width)
                 peeping = tuple(given[sizes.inputs][number].reshape(3, -1)) if peepholes else None
                 direction = Direction(given[2][number].T, both[1], functions[number], peeping, clip)
-                sums = self.product(given[0].reshape(sizes.rows, -1), given[1][number].T) + both[0]
-                self._direction(sizes, number, direction, sums.reshape(sizes.steps, sizes.batch, -1), given, outputs)
+                sums = self.product(given[0].reshape(sizes.rows, sizes.features), given[1][number].T) + both[0]
+                self._direction(
+                    sizes, number, direction, sums.reshape(sizes.steps, sizes.batch, sizes.width), given, outputs
+                )
 
         return step
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.dtypes import FLOAT_TYPES, INT32
+from dagexec.core.dtypes import FLOAT_TYPES, INT32, INT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_by, gradient_of
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
@@ -121,6 +121,8 @@ def infer_lengths_top_k_gradient(call: OperatorCall) -> list[TensorType]:
     """An element for each of the segments."""
     meta = call.require_types(2, *FLOAT_TYPES)
     shape = (*call.require_rank(0, 1), _most(call))
+    for index in (0, 1):
+        call.require_types(index, INT32, INT64)
     for index in (1, 2):
         call.require_shape(index, shape, "k of each segment")
     lengths = call.known_value(0)

@@ -147,6 +147,7 @@ def _define_gradient(name: str, sparse: bool, *, mean: bool = False, weighted: b
         rows = call.inputs[place + 1].shape[0]
         checked_lengths(call, place, rows)
         if weighted:
+            call.require_types(0, *FLOAT_TYPES)
             call.require_shape(0, (rows,), "a weight for each row")
         return [TensorType((rows, *dy.shape[1:]), meta)]
 

@@ -304,7 +304,8 @@ class FeatureVectorizer(Operator):
         copies: list[tuple[Array, Array]] = []
         for index, size in enumerate(self.arguments.ints("inputdimensions")):
             x = self.x(index)
-            rows = x.reshape(_row_count(x.shape), -1)
+            count = _row_count(x.shape)
+            rows = x.reshape(count, x.size // max(count, 1))
             width = min(size, rows.shape[1])
             copies.append((y[:, place : place + width], rows[:, :width]))
             place += size
