@@ -75,6 +75,19 @@ def test_the_whole_image_is_one_window(op_type: str, order: str, pieces: int) ->
     np.testing.assert_allclose(from_order(found, order), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("channels", "pieces"), [(40, 1), (40, 3), (3, 1), (3, 2)])
+def test_large_images_are_pooled_some_channels_after_others(op_type: str, channels: int, pieces: int) -> None:
+    """Of 41 x 37 pixels 16 channels are turned together; the last ones are fewer."""
+    geometry = Geometry((41, 37), (3, 5), (1, 2), (1, 1), (1, 2, 1, 2))
+    image = normal(3, 2, channels, 41, 37)
+    arguments = geometry.arguments()
+    (found,) = run_onednn(op_type, [image], pieces=pieces, **arguments)
+    np.testing.assert_allclose(found, pool(image, geometry, op_type), rtol=1e-5, atol=1e-6)
+    (alone,) = run_onednn(op_type, [image[1:, :16]], **arguments)
+    np.testing.assert_array_equal(found[1:, :16], alone)
+
+
 @pytest.mark.parametrize(("suffix", "size"), [("1D", (9,)), ("2D", (8, 7)), ("3D", (5, 6, 4))])
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
 def test_names_of_fixed_rank_go_to_onednn(op_type: str, suffix: str, size: tuple[int, ...]) -> None:
