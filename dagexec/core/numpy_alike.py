@@ -1,8 +1,8 @@
 """Operators of one form that are nothing but calls of NumPy, prepared together: one table of native calls for all.
 
 One of them was prepared as usual, and its calls were found (`numpy_calls`). Others make the same calls with other
-addresses: of their inputs and outputs, and of scratch that each of them has. What else the calls read are constants
-that follow from the form.
+addresses: of their inputs and outputs, and of scratch that each of them has, which begins with what that of the first
+one held when it was prepared. What else the calls read are constants that follow from the form.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def repeat_of(operator: Operator, prepared: Prepared) -> Repeat | None:
     sizes = tuple(tensors[one].nbytes for one in distinct)
     if not lie_apart(np.array([[tensors[one].address for one in distinct]]), np.array(sizes))[0]:
         return None
-    return _Repeated(found, tuple(places), tuple(starts), tuple(distinct), sizes).steps
+    content = np.zeros(starts[-1], np.uint8)
+    for one, start in zip(prepared.scratch, starts[:-1], strict=True):
+        content[start : start + one.nbytes] = one.reshape(-1).view(np.uint8)
+    return _Repeated(found, tuple(places), tuple(starts), content, tuple(distinct), sizes).steps
 
 
 _Place = tuple[int, int]
@@ -82,6 +85,7 @@ class _Repeated:
         found: the calls of that one.
         places: of its arrays.
         scratch: where each piece of scratch begins in the block of an operator, and how large that is.
+        content: what a block holds before the first run.
         distinct: the tensors of different names.
         sizes: bytes of these.
     """
@@ -89,6 +93,7 @@ class _Repeated:
     found: NumpyCalls
     places: tuple[_Place | None, ...]
     scratch: tuple[int, ...]
+    content: npt.NDArray[np.uint8]
     distinct: tuple[int, ...]
     sizes: tuple[int, ...]
 
@@ -105,6 +110,7 @@ class _Repeated:
     def _made(self, operators: Sequence[Operator], addresses: _Numbers) -> list[AlikeStep]:
         count, calls = len(operators), self.found.calls
         block = aligned_bytes(count * self.scratch[-1], f"{operators[0].label}: scratch of {count} operators")
+        block.reshape(count, -1)[:] = self.content
         own = address_of(block) + self.scratch[-1] * np.arange(count)
         starts = np.zeros((count, len(self.places) + 1), np.int64)
         for number, place in enumerate(self.places):

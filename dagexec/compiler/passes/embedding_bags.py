@@ -148,8 +148,10 @@ def _measured(draft: Draft, count: str) -> str | None:
 def _stacked(draft: Draft, number: int) -> _Bags | None:
     """A loop that stacks the sum of a range of rows in each of a number of iterations."""
     node, arguments = draft[number], draft.arguments(number)
-    scope = Scope.of(draft, node)[_NET]
-    if not arguments.bool("trip_count") or len(scope.given) != 2 or len(scope.results) != 2 or len(node.output) != 1:
+    scope = Scope.of(draft, node).get(_NET)
+    if scope is None or not arguments.bool("trip_count"):
+        return None
+    if len(scope.given) != 2 or len(scope.results) != 2 or len(node.output) != 1:
         return None
     given = draft.constant(node.input[1]) if arguments.bool("condition") else np.True_
     if given is None or not given or not _is_true(scope, scope.results[0]):
@@ -173,8 +175,8 @@ def _is_true(scope: Scope, name: str) -> bool:
 def _inserted(draft: Draft, number: int) -> _Bags | None:
     """A loop that appends the sum of a range of rows to a sequence, and counts up to a number."""
     node, arguments = draft[number], draft.arguments(number)
-    scope = Scope.of(draft, node)[_NET]
-    if arguments.bool("trip_count") or not arguments.bool("condition") or len(scope.given) != 4:
+    scope = Scope.of(draft, node).get(_NET)
+    if scope is None or arguments.bool("trip_count") or not arguments.bool("condition") or len(scope.given) != 4:
         return None
     if len(scope.results) != 3 or len(node.output) != 2 or draft.is_read(node.output[1]):
         return None

@@ -23,7 +23,7 @@ def edit(draft: Draft) -> None:
     types = draft.types()
     for number in draft.having(_is_by_element):
         data, indices = (types.get(name) for name in draft[number].input[:2])
-        if draft.is_free(number) and data is not None and indices is not None and data.rank > 1:
+        if draft.is_free(number) and data is not None and indices is not None and data.rank == indices.rank > 1:
             _rewrite(draft, number, data, indices, types)
 
 

@@ -66,3 +66,11 @@ def test_elements_that_are_no_whole_slices_stay(case: str) -> None:
         operators = [row, op("Expand", ["row"], ["indices"], shape=[6, 4])]
         operators.append(op("ScatterElements", ["x", "indices", "u"], ["y"]))
         assert unchanged(PASS, model_of(operators, inputs={"x": (5, 4), "u": (6, 4)}, columns=np.array([3, 0, 1, 2])))
+
+
+def test_indices_of_other_ranks_are_left_to_be_refused() -> None:
+    operators = [op("GatherElements", ["x", "indices"], ["y"], axis=0)]
+    for data in ((5, 4), (5, 4, 2)):
+        rank = 5 - len(data)
+        model = model_of(operators, inputs={"x": data}, indices=np.zeros((1,) * rank, np.int64))
+        assert not PASS.apply(model).changes

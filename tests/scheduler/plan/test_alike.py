@@ -115,3 +115,25 @@ def test_they_are_proved_to_be_handed_out_once_and_in_order() -> None:
             assert alike(net)
             proof = check_net(net)
         assert (proof.unordered, proof.overwritten, proof.faults) == ((), (), ())
+
+
+def test_scratch_holds_what_was_put_there_before_a_run() -> None:
+    """A convolution with channels last keeps the padding of its images there."""
+    inputs = [("x", "a"), ("x", "b"), ("a", "c2"), ("b", "y")]
+    operators = [
+        operator_def("Conv", [source, "w"], [name], kernel=3, pad=1, group=8, order="NHWC") for source, name in inputs
+    ]
+    random = np.random.default_rng(4)
+    x, weights = (random.standard_normal(shape, np.float32) for shape in ((1, 4, 4, 8), (8, 3, 3, 1)))
+    workspace = Workspace()
+    workspace.feed_blob("x", x)
+    workspace.feed_blob("w", weights)
+    with SimpleNet(NetDef(name="n", op=operators), workspace) as net:
+        net.run()
+        assert alike(net)
+        a, b, c, y = (workspace.fetch_blob(name) for _, name in inputs)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    np.testing.assert_allclose(a, np.einsum("nhwcij,cij->nhwc", windows, weights[..., 0]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(b, a)
+    np.testing.assert_array_equal(c, y)
