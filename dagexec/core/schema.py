@@ -280,6 +280,8 @@ class OpSchema:
         enforced_inplace: (input, output) pairs that must share a name when both are given.
         cost: estimated work; by default one operation an output element.
         value_inputs: inputs whose values, not just shapes, decide the output shapes.
+        counted: the types of the outputs if values made a size of theirs so large; passes learn from it what does not
+            depend on that size.
         values_read_if: an argument that must be true for that; without a name, it is always so.
         decided_by: of an operator whose nets tell its output types while a net is prepared: the inputs whose values
             decide what its nets do.
@@ -343,6 +345,7 @@ class OpSchema:
     enforced_inplace: tuple[tuple[int, int], ...] = ()
     cost: CostFunction = memory_cost
     value_inputs: tuple[int, ...] = ()
+    counted: Callable[[OperatorCall, int], Sequence[TensorType]] | None = None
     values_read_if: str = ""
     decided_by: tuple[int, ...] = ()
     inferred_if: str = ""

@@ -314,7 +314,7 @@ def _rows_of_last(scope: Scope, mean: Scope) -> _Value | None:
     copied = none.writer(none.results[0], "Copy")
     without = copied[0].place(copied[1].input[0]) if copied is not None else none.place(none.results[0])
     divided, averaged = _part(quotient[0], quotient[1].input[0]), _part(mean, mean.results[0])
-    if zero is None or zero.any() or above[0].place(above[1].input[0]) != length[0].place(divisor[1].input[0]):
+    if zero is None or zero.any() or above[0].place(above[1].input[0]) != divisor[0].place(divisor[1].input[0]):
         return None
     if without != total or divided is None or averaged is None or divided[1] is not averaged[1]:
         return None

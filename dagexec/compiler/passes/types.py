@@ -9,6 +9,9 @@ that of any two each is the larger in some probe); what others refuse there says
 Shapes may depend on values that follow from shapes, and such values are computed for each probe (`core.shape_values`).
 They need not be sums and products of sizes: padding to a multiple of 8 adds nothing to 224 or 256. So nets that ask for
 shapes are also probed at odd sizes, small and large ones.
+
+A size that values decide, of which an operator says where it stands (`OpSchema.counted`), is a free one, too: 1 in the
+first probe, and in the others a number that is no other operator's.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from dagexec.core.inferred_types import MIN_WEIGHT_BYTES
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node
 from dagexec.core.registry import schema_of
-from dagexec.core.schema import OpSchema, TensorType
+from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.traits import LayerKind
 from dagexec.platform.records import dataclass
@@ -39,6 +42,9 @@ _ODD_SIZES = ((3, 225), (5, 1031))
 """Of a first axis, and of others: no multiples of what others or windows are, below and above common limits."""
 
 _MAX_PROBED_ALONE = 16  # inputs
+
+_FIRST_COUNT = 10007
+"""Of the sizes that values decide, in probes but the first: larger than others, so that they are equal to none."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,8 @@ class KnownTypes:
     def __init__(self, model: Model) -> None:
         stated = _stated_inputs(model)
         even, uneven = _probes(stated), _uneven_probes(stated)
+        if len(even) == 1 and any(schema_of(one.type).counted for one in model.program.op):
+            even *= 2  # a size that values decide is not the same in all of them
         odd = _odd_probes(stated) if any(schema_of(one.type).from_types for one in model.program.op) else []
         probes = [*even, *uneven, *odd]
         self._probes = len(probes)
@@ -90,6 +98,7 @@ class KnownTypes:
         self._parameters: dict[str, Probed] = {}
         self._made: dict[Hashable, list[Probed]] = {}
         self._outputs: dict[str, Probed] = {}
+        self._counted: dict[str, tuple[Sequence[Probed], list[Probed]]] = {}
         self._types: dict[Probed, BlobType | None] = {}
         self._kinds: dict[Probed, Probed] = {}  # for each the first that is of the same types
         self._firsts: dict[tuple[TensorType | None, ...], Probed] = {}
@@ -158,7 +167,32 @@ class KnownTypes:
                 return told
             made = probed_outputs(definition, inputs, self._probes, self._even, is_asked=is_asked)
             self._made[form] = made
-        return made
+        return self._with_counts(definition, schema, inputs, made)
+
+    def _with_counts(
+        self, definition: Node, schema: OpSchema, inputs: Sequence[Probed], made: Sequence[Probed]
+    ) -> Sequence[Probed]:
+        """What is known of outputs with a size that values decide; `made` where these are constants."""
+        counted = schema.counted
+        if counted is None:
+            return made
+        before, found = self._counted.get(definition.output[0], ((), []))
+        if any(None in one.types for one in inputs) or all(None not in one.types for one in made):
+            return made
+        if list(before) != list(inputs):
+            first = _FIRST_COUNT + self._probes * len(self._counted)
+            columns = zip(*[one.types for one in inputs], strict=True)
+            unread = (None,) * len(inputs)
+            rows = [
+                counted(
+                    OperatorCall(definition, definition.arguments(), types, unread, definition.type),
+                    first + probe if probe else 1,
+                )
+                for probe, types in enumerate(columns)
+            ]
+            found = [Probed.of_types(column) for column in zip(*rows, strict=True)]
+            self._counted[definition.output[0]] = list(inputs), found
+        return found
 
     def _told(self, names: Sequence[str], is_asked: bool) -> list[Probed] | None:
         """What is known of outputs by their names, if their types are, and their contents where those are asked for."""

@@ -28,6 +28,7 @@ def infer_non_zero(call: OperatorCall) -> list[TensorType]:
     input_names=("X",),
     output_names=("indices",),
     value_inputs=(0,),
+    counted=lambda call, count: [TensorType((len(call.inputs[0].shape), count), INT64)],
     onnx=(OnnxName("NonZero", 13),),
 )
 def non_zero(_call: OperatorCall, x: Array) -> Sequence[Array]:

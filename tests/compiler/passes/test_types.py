@@ -14,13 +14,14 @@ from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.layout import layout_pass
 from dagexec.compiler.passes.low_precision import with_precision
+from dagexec.compiler.passes.rewriting import run_passes
 from dagexec.compiler.passes.types import KnownTypes, infer_types
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.inference import Probed, probed_outputs
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node, new_node
 from dagexec.ops.base.layout import NHWC
-from tests.compiler.passes.models import model_of, normal, op
+from tests.compiler.passes.models import model_of, normal, op, types_of
 
 
 def test_a_size_that_depends_on_a_free_axis_is_unknown() -> None:
@@ -45,6 +46,46 @@ def test_equal_unknown_sizes_broadcast_and_different_ones_do_not() -> None:
     assert types["image"].broadcasts_to(types["x"])
     assert not types["less"].broadcasts_to(types["x"])
     assert not types["x"].broadcasts_to(types["each"])
+
+
+def test_a_size_that_values_decide_is_unknown_and_no_other_operators() -> None:
+    operators = [
+        op("NonZero", ["x"], ["places"]),
+        op("NonZero", ["z"], ["others"]),
+        op("Transpose", ["places"], ["rows"]),
+        op("Add", ["rows", "rows"], ["twice"]),
+        op("Add", ["places", "others"], ["y"]),
+        op("Squeeze", ["places"], ["lone"], dims=[1]),
+    ]
+    types = infer_types(model_of(operators, inputs={"x": (5, 2), "z": (5, 2)}))
+    assert types["places"].shape == types["others"].shape == (2, None)
+    assert types["rows"].shape == types["twice"].shape == (None, 2)
+    assert types["twice"].broadcasts_to(types["rows"])
+    assert not types["others"].broadcasts_to(types["places"])
+    assert {"y", "lone"}.isdisjoint(types)
+
+
+def test_a_size_that_values_decide_is_known_where_they_are_constant() -> None:
+    operators = [op("NonZero", ["c"], ["places"]), op("Gather", ["x", "places"], ["y"])]
+    types = infer_types(model_of(operators, inputs={"x": (None, 3)}, c=np.array([0, 7, 0, 7, 7])))
+    assert types["places"].shape == (1, 3)
+
+
+def test_layers_behind_a_size_that_values_decide_are_fused() -> None:
+    gelu = [
+        op("Mul", ["f", "half_root"], ["a"]), op("Erf", ["a"], ["e"]), op("Add", ["e", "one"], ["p"]),
+        op("Mul", ["f", "p"], ["q"]), op("Mul", ["q", "half"], ["y"]),
+    ]  # fmt: skip
+    operators = [
+        op("NonZero", ["x"], ["places"]), op("Gather", ["table", "places"], ["rows"]),
+        op("FC", ["rows", "w", "b"], ["f"], axis=2), *gelu,
+    ]  # fmt: skip
+    numbers = {"half_root": np.float32(0.5**0.5), "one": np.float32(1), "half": np.float32(0.5)}
+    model = model_of(
+        operators, inputs={"x": (9,)}, table=normal(9, 6), w=normal(4, 6), b=normal(4),
+        **{name: np.asarray(value) for name, value in numbers.items()},
+    )  # fmt: skip
+    assert types_of(run_passes(model, SIMPLIFYING).model) == ["NonZero", "Gather", "FusedFC"]
 
 
 def test_what_an_operator_refuses_in_some_probe_is_unknown_and_the_rest_known() -> None:
