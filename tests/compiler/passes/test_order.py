@@ -40,6 +40,7 @@ CONSTANTS: dict[str, Array] = {
     **{name: np.abs(_random.standard_normal(shape)).astype(np.float32) for name, shape in (
         ("w", (4, 4, 1, 1)), ("b", 4), ("scale", 4), ("shift", 4), ("mean", 4), ("variance", 4), ("scale8", 8),
         ("shift8", 8), ("mean8", 8), ("variance8", 8), ("channel", (4, 1, 1)), ("f", (6, 6)), ("g", 6),
+        ("w16", (16, 1, 1, 1)), ("v16", (16, 1, 1, 1)), ("b16", 16),
     )},
 }  # fmt: skip
 
@@ -158,6 +159,10 @@ CASES = [
         one("Relu", "x", "r"), conv("x", "a"), op("SpatialBN", ["a", "scale", "shift", "mean", "variance"], ["c"],
         is_test=1), op("Add", ["c", "r"], ["y"]),
     ], "Relu+ FusedConv+"),
+    Case("convolution-sums", "channel-multiplier", [
+        op("Conv", ["x8", "w16", "b16"], ["a"], group=8, kernel=1), op("Conv", ["x8", "v16"], ["c"], group=8, kernel=1),
+        op("Add", ["a", "c"], ["y"]),
+    ], "Conv+ Conv+ Concat+ ChannelShuffle+", {"x8": (2, 8, 4, 4)}),
     Case("convolution-sums", "residual-fusion", [
         conv("x", "a"), op("SpatialBN", ["x", "scale", "shift", "mean", "variance"], ["c"], is_test=1),
         op("Add", ["a", "c"], ["s"]), one("Relu", "s", "y"),
@@ -200,7 +205,7 @@ LOOSE = {
     ("single-assignment", "quantized-operators"), ("constant-folding", "identities"), ("attention", "inner-products"),
     ("leading-axes", "root-mean-square"), ("global-pooling", "activation-patterns"),
     ("batch-norm-folding", "before-resize"), ("before-resize", "channel-shuffle"),
-    ("channel-shuffle", "convolution-sums"), ("convolution-sums", "activation-fusion"), ("engine", "bodies"),
+    ("channel-shuffle", "convolution-sums"), ("channel-multiplier", "activation-fusion"), ("engine", "bodies"),
     ("bodies", "layout"), ("identities again", "zero-copy"), ("zero-copy", "in-place"), ("in-place", "dead-code again"),
 }  # fmt: skip
 """Neighbors that may change places."""
