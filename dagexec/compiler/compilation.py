@@ -27,6 +27,7 @@ from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.layout import LAYOUT, layout_pass, layouts
 from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_integers, with_precision
 from dagexec.compiler.passes.owned_parameters import OwnedParameters
+from dagexec.compiler.passes.padded_rows import PASS as PADDED_ROWS
 from dagexec.compiler.passes.rewriting import Pass, PassReport, check_pass_names, run_passes
 from dagexec.compiler.stages import by_stage
 from dagexec.compiler.tuning.bench import Bench, placeholder_inputs, random_inputs
@@ -53,7 +54,7 @@ else:
 
 logger = logging.getLogger("dagexec")
 
-PASSES: tuple[Pass, ...] = (*with_integers(SIMPLIFYING), ENGINE, BODIES, LAYOUT, *FINISHING)
+PASSES: tuple[Pass, ...] = (*with_integers(SIMPLIFYING), ENGINE, PADDED_ROWS, BODIES, LAYOUT, *FINISHING)
 """All passes, in order."""
 
 _SMALL = 16  # operators

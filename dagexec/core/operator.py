@@ -560,6 +560,13 @@ class Operator(ABC):
         )  # fmt: skip
         return conversion
 
+    def for_any_sizes(self) -> Step | None:
+        """A step for whatever the blobs hold when it is called, which sizes the outputs; None where there is none.
+
+        It is what computes an operator whose shapes a run decides, without preparing it again for each of them.
+        """
+        return None
+
     @abstractmethod
     def prepare(self) -> Step:
         """A step that computes the outputs from the inputs, both of their present sizes.

@@ -27,6 +27,8 @@ from dagexec.core.traits import OF_ALL_ROWS, ImageRole, Rows
 from dagexec.errors import RowsError
 from dagexec.platform.records import dataclass
 
+Array = npt.NDArray[Any]
+
 _EXAMPLES = (2, 3, 1)
 """Numbers of examples that types are inferred for. Rules see the first, as sizes of 1 tell no axis from another."""
 
@@ -64,8 +66,8 @@ def find_row_axes(model: Model, types: Mapping[str, TensorType], axes: Mapping[s
     """
     if axes is None:
         axes = _free_first_axes(model)
-    _Follower.check_axes(model, types, axes)
-    follower = _Follower(model.program.name)
+    RowFollower.check_axes(model, types, axes)
+    follower = RowFollower(model.program.name)
     follower.begin(model, types, axes)
     follower.follow_all(model.program.op)
     return follower.result(model, axes)
@@ -86,8 +88,11 @@ def rule_of(schema: OpSchema) -> RowsRule | None:
     return None if schema.image_role is None else _BY_ROLE.get(schema.image_role)
 
 
-class _Follower:
-    """What is known of blobs while operators are gone through in list order."""
+class RowFollower:
+    """What is known of blobs while operators are gone through in list order.
+
+    A blob that is there before is given by `take`, or with all of a model by `begin`.
+    """
 
     def __init__(self, net: str) -> None:
         self._net = net
@@ -216,7 +221,7 @@ class _Follower:
         around = self._given(definition, argument)
         if net is None or around is None or len(around) != len(given):
             raise RowsError(f"{label}: {argument}: the types of what it is given are not known")
-        inside = _Follower(f"{self._net}: {argument}")
+        inside = RowFollower(f"{self._net}: {argument}")
         for name, outside in zip(captured, definition.input[len(definition.input) - len(captured) :], strict=True):
             inside.take(name, self._known.get(outside, self._unknown), self._rows.get(outside))
             inside._counted |= {name} if outside in self._counted else set()
@@ -229,6 +234,20 @@ class _Follower:
         for name in inside._of_all.intersection(net.external_output):
             raise RowsError(f"{label}: {argument}: result {name!r} is computed from all rows together")
         return [inside._rows.get(name) for name in net.external_output]
+
+    def take_type(self, name: str, kind: TensorType, axis: int | None) -> None:
+        """Let a blob of a type be there, with rows on an axis, or without."""
+        self.take(name, Probed.of_types(_with_size(kind, axis, examples) for examples in _EXAMPLES), None)
+        if axis is not None:
+            self._rows[name] = Rows(axis)
+
+    def take_constant(self, name: str, array: Array) -> None:
+        """Let a blob with that content be there."""
+        self.take(name, Probed.of_constant(array, len(_EXAMPLES)), None)
+
+    def rows_of(self, name: str) -> Rows | None:
+        """Where a blob has the examples; None where it has none, or what it holds depends on their number."""
+        return None if name in self._of_all else self._rows.get(name)
 
     def take(self, name: str, blob: Probed, rows: Rows | None) -> None:
         """Let a blob be there before the net runs."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.native import NativeStep
+from dagexec.core.native import NativeStep, call_rows, native_rows
 from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.chains import BINARY
 from dagexec.ops.kernels.machine import Machine
@@ -84,6 +84,27 @@ def scatter_rows_step(
         kept.append(fields)
         calls.append([(kernel, address_of(fields), 0, 0, 0)])
     return in_pieces(calls, (kept, table, places, values), label)
+
+
+class RowScattering:
+    """What `scatter_rows_step` does, of as many rows as each call says, in one piece. Only where a kernel runs."""
+
+    def __init__(self, kernel: int) -> None:
+        self._fields = np.zeros(6, np.int64)
+        self._calls = native_rows([(kernel, address_of(self._fields), 0, 0, 0)])
+
+    @classmethod
+    def of(cls, machine: Machine, join: str | None) -> RowScattering | None:
+        """None where no kernel runs."""
+        kernel = _row_kernel(machine.lanes, join) if machine.can_run else None
+        return None if kernel is None else cls(kernel)
+
+    def __call__(self, table: Array, places: Array, values: Array) -> None:
+        """Packed float32 rows, one for each of packed `places` (int64) in the table."""
+        count, size = values.shape
+        addresses = address_of(places), address_of(values), address_of(table)
+        self._fields[:] = (count, size, _BYTES * size, *addresses)
+        call_rows(self._calls)
 
 
 def _serves(machine: Machine, table: Array, places: Array, values: Array, join: str | None) -> bool:

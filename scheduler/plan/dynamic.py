@@ -158,6 +158,7 @@ class CheckedStep:
         "_blobs",
         "_epoch",
         "_held",
+        "_lasts",
         "_operator",
         "_read",
         "_step",
@@ -170,6 +171,7 @@ class CheckedStep:
         self._as_view = as_view
         self._read = operator.schema.values_read(operator.definition)
         self._step: Step | None = None
+        self._lasts = False  # the step is for any sizes
         self._epoch = 0
         self._arrays: list[Array | None] = []
         self._blobs = (*operator.input_blobs, *operator.output_blobs)
@@ -190,6 +192,8 @@ class CheckedStep:
         return self._prepare() if step is None or self._changed() else step
 
     def _changed(self) -> bool:
+        if self._lasts:
+            return False
         epoch = binding_epoch()
         if epoch != self._epoch:  # an array was replaced somewhere, perhaps one of these
             if any(blob.value is not held for blob, held in zip(self._blobs, self._held, strict=True)):
@@ -205,6 +209,10 @@ class CheckedStep:
     def _prepare(self) -> Step:
         operator = self._operator
         operator.check_output_layouts()
+        step = operator.for_any_sizes()
+        if step is not None:
+            self._lasts, self._step = True, step
+            return step
         call = operator.call() if operator.schema.can_infer(operator.definition) else None  # None: perhaps no tensors
         step = operator.bind(operator.infer(call), as_view=self._as_view, call=call).step
         self._epoch = binding_epoch()

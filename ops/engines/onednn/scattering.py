@@ -7,6 +7,7 @@ Of rows of 64 numbers it takes a fifth.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,8 @@ from dagexec.core.registry import operator
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.families.index import elements, scattering, slices
-from dagexec.ops.kernels.scatter_kernels import scatter_rows_step, scatter_step
+from dagexec.ops.families.index.indexing import check_indices
+from dagexec.ops.kernels.scatter_kernels import RowScattering, scatter_rows_step, scatter_step
 
 _JOINS: dict[Any, str] = {np.add: "add", np.multiply: "mul", np.maximum: "max", np.minimum: "min"}
 
@@ -60,3 +62,29 @@ class ScatterElements(Scattering, elements.ScatterElements):
 @operator(slices.ScatterND.schema, engine="ONEDNN")
 class ScatterND(Scattering, slices.ScatterND):
     """Slices put where vectors of indices say."""
+
+    def for_any_sizes(self) -> Step | None:
+        """Rows of float32, each put by one index; others are prepared for as they come."""
+        call = self.call()
+        if call.inputs[0].meta is not FLOAT32 or self.arguments.int("batch_dims", 0):
+            return None
+        ufunc = scattering.reduction_of(call)
+        put = RowScattering.of(self.onednn.machine, None if ufunc is None else _JOINS[ufunc])
+        return None if put is None else partial(self._put_rows, put)
+
+    def _put_rows(self, put: RowScattering) -> None:
+        data, indices, updates = self.x(0), self.x(1), self.x(2)
+        arrays = data, indices, updates
+        is_plain = indices.dtype == np.int64 and data.dtype == updates.dtype == np.float32
+        is_plain = is_plain and data.ndim == indices.ndim == 2 and all(one.flags.c_contiguous for one in arrays)
+        if not is_plain or updates.shape != (len(indices), data.shape[1]) or indices.shape[1] != 1 or not updates.size:
+            call = self.call()
+            self.bind(self.infer(call), call=call).step()
+            return
+        size = len(data)
+        check_indices(indices, -size, size, self.label)
+        places = indices if indices.min() >= 0 else indices % size
+        y = self.output(0).resize(data.shape, FLOAT32)
+        if y is not data:
+            np.copyto(y, data)
+        put(y, places, updates)

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.device import CPU
 from dagexec.core.dtypes import BOOL, INT64
 from dagexec.core.gradient import no_gradient, not_differentiable
 from dagexec.core.onnx_name import OnnxName
+from dagexec.core.operator import Step
+from dagexec.core.registry import new_operator
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.ops.base.array_function import array_function
+from dagexec.ops.base.array_function import ArrayOperator, array_function
 from dagexec.ops.base.blocks import Array
 
 
@@ -20,7 +23,7 @@ def infer_non_zero(call: OperatorCall) -> list[TensorType]:
     return [TensorType((len(call.inputs[0].shape), int(np.count_nonzero(call.known_value(0)))), INT64)]
 
 
-@array_function(
+@new_operator(
     "NonZero",
     infer=infer_non_zero,
     doc="The indices of the elements that are not zero, in their order: a row for each axis of X, a column for "
@@ -31,9 +34,24 @@ def infer_non_zero(call: OperatorCall) -> list[TensorType]:
     counted=lambda call, count: [TensorType((len(call.inputs[0].shape), count), INT64)],
     onnx=(OnnxName("NonZero", 13),),
 )
-def non_zero(_call: OperatorCall, x: Array) -> Sequence[Array]:
+class NonZero(ArrayOperator):
     """One search."""
-    return [np.stack(np.nonzero(x))] if x.ndim else [np.empty((0, np.count_nonzero(x)), np.int64)]
+
+    def computing(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Step:
+        """What is found must fit."""
+        return lambda: np.copyto(outputs[0], _places(inputs[0]))
+
+    def for_any_sizes(self) -> Step | None:
+        """What is found decides."""
+        return self._find if self.runtime.device == CPU else None
+
+    def _find(self) -> None:
+        found = _places(self.x(0))
+        np.copyto(self.output(0).resize(found.shape, INT64), found)
+
+
+def _places(x: Array) -> Array:
+    return np.stack(np.nonzero(x)) if x.ndim else np.empty((0, np.count_nonzero(x)), np.int64)
 
 
 def _kept(call: OperatorCall) -> tuple[int | None, npt.NDArray[np.int64]]:

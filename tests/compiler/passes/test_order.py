@@ -205,7 +205,8 @@ LOOSE = {
     ("single-assignment", "quantized-operators"), ("constant-folding", "identities"), ("attention", "inner-products"),
     ("leading-axes", "root-mean-square"), ("global-pooling", "activation-patterns"),
     ("batch-norm-folding", "before-resize"), ("before-resize", "channel-shuffle"),
-    ("channel-shuffle", "convolution-sums"), ("channel-multiplier", "activation-fusion"), ("engine", "bodies"),
+    ("channel-shuffle", "convolution-sums"), ("channel-multiplier", "activation-fusion"),
+    ("engine", "padded-rows"), ("padded-rows", "bodies"),
     ("bodies", "layout"), ("identities again", "zero-copy"), ("zero-copy", "in-place"), ("in-place", "dead-code again"),
 }  # fmt: skip
 """Neighbors that may change places."""
