@@ -82,8 +82,10 @@ class ScatterND(Scattering, slices.ScatterND):
             self.bind(self.infer(call), call=call).step()
             return
         size = len(data)
-        check_indices(indices, -size, size, self.label)
-        places = indices if indices.min() >= 0 else indices % size
+        least = indices.min()
+        if least < -size or indices.max() >= size:
+            check_indices(indices, -size, size, self.label)
+        places = indices if least >= 0 else indices % size
         y = self.output(0).resize(data.shape, FLOAT32)
         if y is not data:
             np.copyto(y, data)

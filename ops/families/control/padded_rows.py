@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import numpy as np
-
-from dagexec.core.blob import tensor_in
+from dagexec.core.blob import Blob, tensor_in
 from dagexec.core.body import SettledBody
+from dagexec.core.dtypes import TypeMeta
 from dagexec.core.gradient import no_gradient
 from dagexec.core.node import Node
 from dagexec.core.operator import Step
 from dagexec.core.operator_with_bodies import OperatorWithBodies
 from dagexec.core.registry import new_operator
-from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes, TensorType
+from dagexec.core.schema import UNBOUNDED, BodyCall, BodyTypes
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import SchemaError, ShapeError
@@ -29,7 +28,7 @@ from dagexec.platform.records import dataclass
 
 _NET = "rows_net"
 
-_MOST_BYTES = 8 << 20
+_MOST_BYTES = 32 << 20
 """Of what an operator keeps prepared; the latest is kept in any case."""
 
 _UNIT = 8
@@ -85,68 +84,76 @@ class PaddedRows(OperatorWithBodies):
                 f"found {self._axes} and {self._result_axes}"
             )
         self.expect(_NET, own, len(self.output_blobs))
+        self._before = [(slice(None),) * axis for axis in self._axes]
         self._kept: OrderedDict[tuple[object, ...], _Padded] = OrderedDict()
+        self._moving: Sequence[Blob] = ()
 
     def prepare(self) -> Step:
         """What there is to prepare follows from the rows of a run."""
-        return self._execute
+        return self.for_any_sizes()
 
     def for_any_sizes(self) -> Step:
-        """The same."""
+        """What else the net depends on: captured tensors that are not constant may move."""
+        captured = self.input_blobs[len(self._axes) :]
+        self._moving = [blob for blob in captured if blob.get(Tensor).constant is None]
+        self._kept.clear()
         return self._execute
 
     def _execute(self) -> None:
-        sources = [
-            np.moveaxis(self.input(place).array, axis, 0) if axis else self.input(place).array
-            for place, axis in enumerate(self._axes)
-        ]
-        count = len(sources[0])
-        if any(len(source) != count for source in sources):
-            raise ShapeError(f"{self.label}: inputs have {[*map(len, sources)]} rows; expected as many in each")
-        padded = self._padded(padded_size(count), sources)
+        sources = [self.x(place) for place in range(len(self._axes))]
+        count = sources[0].shape[self._axes[0]]
+        captured = [blob.get(Tensor).array for blob in self._moving]
+        kinds = []
+        for source, axis in zip(sources, self._axes, strict=True):
+            shape = source.shape
+            kinds.append((shape[:axis], shape[axis + 1 :], source.dtype))
+            if shape[axis : axis + 1] != (count,):
+                raise ShapeError(f"{self.label}: the first input has {count} rows; {shape} has others on axis {axis}")
+        # by arrays that are kept, so that no other has the id of one
+        key = (padded_size(count), *kinds, *map(id, captured))
+        padded = self._kept.get(key)
+        if padded is None:
+            padded = self._keep(key, self._prepared(padded_size(count), sources, captured))
+        else:
+            self._kept.move_to_end(key)
         if count:
-            for source, target in zip(sources, padded.rows, strict=True):
-                target[:count] = source
-                target[count:] = source[-1]
+            part, behind, last = slice(count), slice(count, None), slice(count - 1, count)
+            for source, target, before in zip(sources, padded.rows, self._before, strict=True):
+                target[(*before, part)] = source
+                target[(*before, behind)] = source[(*before, last)]
             with self.naming("on padded rows"):
                 padded.body.execute()
-        for place, (result, axis) in enumerate(zip(padded.results, self._result_axes, strict=True)):
-            part = result[(slice(None),) * axis + (slice(count),)]
-            np.copyto(self.output(place).resize(part.shape, padded.types[place].meta), part)
+        for blob, (result, shape, before, meta) in zip(self.output_blobs, padded.results, strict=True):
+            array = tensor_in(blob).resize((*shape[: len(before)], count, *shape[len(before) + 1 :]), meta)
+            array[...] = result[(*before, slice(count))]
 
-    def _padded(self, size: int, sources: Sequence[Array]) -> _Padded:
-        """The net as it is prepared for `size` rows, and what it captures as it is now."""
-        captured = [
-            None if tensor.constant is not None else tensor.array
-            for tensor in map(self.input, range(len(sources), len(self.input_blobs)))
-        ]
-        kinds = [(source.shape[1:], source.dtype) for source in sources]
-        key = (size, *map(id, captured), *kinds)  # arrays that are kept, so that no other has the id of one
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-            return found
-        with self.naming("on padded rows"):
-            found = self._kept[key] = self._prepared(size, sources, captured)
-        while len(self._kept) > 1 and sum(one.body.nbytes for one in self._kept.values()) > _MOST_BYTES:
+    def _keep(self, key: tuple[object, ...], made: _Padded) -> _Padded:
+        """Keep what was prepared, and let go of what was not used for longest."""
+        self._kept[key] = made
+        while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > _MOST_BYTES:
             self._kept.popitem(last=False)
-        return found
+        return made
 
-    def _prepared(self, size: int, sources: Sequence[Array], captured: Sequence[Array | None]) -> _Padded:
+    def _prepared(self, size: int, sources: Sequence[Array], captured: Sequence[Array]) -> _Padded:
+        """The net for so many rows, and for what it captures where that is now."""
         rows = []
         for place, (blob, axis) in enumerate(zip(self.given[_NET], self._axes, strict=True)):
-            shape = sources[place].shape[1:]
-            array = tensor_in(blob).resize((*shape[:axis], size, *shape[axis:]), self.input(place).meta)
-            array[...] = 0
-            rows.append(np.moveaxis(array, axis, 0))
-        body = self.bodies[_NET].settle()
-        results = [blob.get(Tensor) for blob in self.results[_NET]]
-        types = tuple(TensorType(tensor.shape, tensor.meta) for tensor in results)
-        for kind, axis in zip(types, self._result_axes, strict=True):
-            if axis >= len(kind.shape) or kind.shape[axis] != size:
-                raise ShapeError(f"{self.label}: of {size} rows the net makes {kind}; expected as many on axis {axis}")
-        arrays = tuple(tensor.array for tensor in results)
-        return _Padded(tuple(rows), body, arrays, types, tuple(captured))
+            shape = sources[place].shape
+            if shape[axis : axis + 1] != sources[0].shape[self._axes[0] : self._axes[0] + 1]:
+                raise ShapeError(
+                    f"{self.label}: inputs have other rows than the first: {shape} has them on axis {axis}"
+                )
+            rows.append(tensor_in(blob).resize((*shape[:axis], size, *shape[axis + 1 :]), self.input(place).meta))
+            rows[-1][...] = 0
+        with self.naming("on padded rows"):
+            body = self.bodies[_NET].settle()
+        results = []
+        for blob, axis in zip(self.results[_NET], self._result_axes, strict=True):
+            tensor = blob.get(Tensor)
+            if tensor.shape[axis : axis + 1] != (size,):
+                raise ShapeError(f"{self.label}: of {size} rows the net makes {tensor.shape}, no rows on axis {axis}")
+            results.append((tensor.array, tensor.shape, (slice(None),) * axis, tensor.meta))
+        return _Padded(tuple(rows), body, tuple(results), tuple(captured))
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,18 +161,21 @@ class _Padded:
     """The net, prepared for a number of rows: its steps keep the arrays that they were prepared for.
 
     Attributes:
-        rows: what it is given, rows first.
+        rows: what it is given.
         body: the net.
-        results: what it results in.
-        types: of that.
+        results: what it results in: an array, its shape, what selects all in front of the rows, the type of elements.
         captured: the arrays that it reads outside and that are not constant.
     """
 
     rows: tuple[Array, ...]
     body: SettledBody
-    results: tuple[Array, ...]
-    types: tuple[TensorType, ...]
-    captured: tuple[Array | None, ...]
+    results: tuple[tuple[Array, tuple[int, ...], tuple[slice, ...], TypeMeta], ...]
+    captured: tuple[Array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """About what it keeps."""
+        return self.body.nbytes + sum(array.nbytes for array in (*self.rows, *self.captured))
 
 
 no_gradient("PaddedRows")

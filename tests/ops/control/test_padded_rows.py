@@ -57,3 +57,21 @@ def test_axes_that_do_not_fit_are_refused() -> None:
     net = workspace.create_net(squares(axes=[1], result_axes=[1, 0]))
     with pytest.raises(OperatorError, match="PaddedRows"):
         net.run()  # the captured vector has as many columns, and is not padded
+
+
+def test_inputs_have_as_many_rows_and_may_change_all_else() -> None:
+    body = NetDef(name="body", op=[op("Mul", ["a", "b"], ["c"])], external_input=["a", "b"], external_output=["c"])
+    made = op("PaddedRows", ["x", "w"], ["y"], rows_net=body, axes=[0, 0], result_axes=[0])
+    workspace, random = Workspace(), np.random.default_rng(1)
+    workspace.feed_blob("x", np.ones((3, 2), np.float32))
+    workspace.feed_blob("w", np.ones((3, 2), np.float32))
+    net = workspace.create_net(NetDef(name="net", op=[made], external_input=["x", "w"]))
+    for shape in ((3, 2), (4, 2), (3, 5), (4, 2)):
+        x, w = random.standard_normal((2, *shape)).astype(np.float32)
+        workspace.feed_blob("x", x)
+        workspace.feed_blob("w", w)
+        net.run()
+        np.testing.assert_array_equal(workspace.fetch_blob("y"), x * w)
+    workspace.feed_blob("w", np.ones((1, 2), np.float32))
+    with pytest.raises(OperatorError, match=r"the first input has 4 rows; \(1, 2\) has others on axis 0"):
+        net.run()
