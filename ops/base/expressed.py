@@ -153,20 +153,19 @@ class GradientDefinition:
         forward, values = self.forward, self.forward.read(arguments)
         of_row = forward.result(values, meta).is_of_row
         given = [element(place, of_row=of_row and name in ("Y", DY)) for place, name in enumerate(self.reads)]
-        dy = given[self.reads.index(DY)]
-        y = given[self.reads.index("Y")] if "Y" in self.reads else None
+        dy, others = given[self.reads.index(DY)], [one for one in given if one is not given[self.reads.index(DY)]]
+        from_result = None if any(name.startswith("X") for name in self.reads) else others[0]
         if self.slope is not None:
-            others = [one for one in given if one is not dy]
             found = forward.applied(self.slope, [*others, dy] if self.of_rows else others[:1], values, meta)
             several = found if isinstance(found, tuple) else (found,)
-            return several if self.of_rows else (times(dy, several[0]),)
-        inputs = [element(len(given) + position) for position in range(forward.arity)]
-        for one, name in zip(given, self.reads, strict=True):
-            if name.startswith("X"):
-                inputs[int(name[1:] or 0)] = one
-        result = forward.applied(forward.function, inputs, values, meta)
-        from_result = None if any(name.startswith("X") for name in self.reads) else y
-        slopes = gradient(result, [inputs[position] for position in self.of_inputs], dy, from_result)
+            slopes = list(several) if self.of_rows else [times(dy, several[0])]
+        else:
+            inputs = [element(len(given) + position) for position in range(forward.arity)]
+            for one, name in zip(given, self.reads, strict=True):
+                if name.startswith("X"):
+                    inputs[int(name[1:] or 0)] = one
+            result = forward.applied(forward.function, inputs, values, meta)
+            slopes = gradient(result, [inputs[position] for position in self.of_inputs], dy, from_result)
         if max(inputs_of(*slopes), default=0) >= len(given):
             raise ValueError(f"the gradient of {forward.function.__name__} follows from X, not from Y alone")
         return tuple(slopes if from_result is None else [with_rounded_limits(one, from_result, meta) for one in slopes])

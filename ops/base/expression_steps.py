@@ -18,7 +18,6 @@ from dagexec.core.expressions import (
     NUMBER,
     ONE,
     PRIMITIVES,
-    ROW_COUNT,
     ZERO,
     Expression,
     absolute,
@@ -31,7 +30,6 @@ from dagexec.core.expressions import (
     log1p,
     maximum,
     minimum,
-    number,
     rebuilt,
     replaced,
     with_inputs,
@@ -58,14 +56,10 @@ def expression_steps(
 ) -> list[Step]:
     """The calls that compute `results` of `sources`, by position, and leave each in its array of `outs`.
 
-    These have the sources' shape and may be sources. Where members of rows are joined, arrays are [rows, members,
-    inner], or [rows, 1, inner], and `rows` is scratch for what has one value a row.
+    These have the sources' shape and may be sources. `rows` is scratch for what has one value a row; where members of
+    rows are joined, arrays are [rows, members, inner], or [rows, 1, inner].
     """
-    shape = outs[0].shape
-    if rows is not None:
-        shape = np.broadcast_shapes(shape, *(one.shape for one in (*outs, *sources.values())))
-        results = [with_inputs(one, {ROW_COUNT: number(max(1, shape[1]))}) for one in results]
-    return _Steps([spelled(one, outs[0].dtype) for one in results], sources, outs, shape, scratch, rows).steps
+    return _Steps([spelled(one, outs[0].dtype) for one in results], sources, outs, scratch, rows).steps
 
 
 @lru_cache(maxsize=1024)
@@ -130,13 +124,17 @@ class _Steps:
         results: Sequence[Expression],
         sources: Mapping[int, Array],
         outs: Sequence[Array],
-        shape: tuple[int, ...],
         scratch: Scratch,
         rows: Scratch | None,
     ) -> None:
         self.steps: list[Step] = []
         self._outs, self._sources, self._scratch, self._rows = outs, sources, scratch, rows
-        self._shapes = {False: shape, True: (*shape[:1], 1, *shape[2:])}
+        shape = outs[0].shape
+        if rows is not None:
+            shape = np.broadcast_shapes(*(one.shape for one in (*outs, *sources.values())))
+        leaves_of_row = [one for one in in_order(*results) if one.kind == ELEMENT and one.is_of_row]
+        row = np.broadcast_shapes(*(sources[int(one.value)].shape for one in leaves_of_row))
+        self._shapes = {False: shape, True: row if leaves_of_row else (*shape[:1], 1, *shape[2:])}
         self._has_dots = shape[2:] == (1,) and any(one.shape != shape for one in (*outs, *sources.values()))
         self._dtype = outs[0].dtype
         self._memory: dict[Expression, tuple[int, bool]] = {}
@@ -181,15 +179,17 @@ class _Steps:
         assert scratch is not None
         return scratch(memory, self._shapes[is_of_row])
 
-    def _usable(self, numbers: Iterable[int], place: int, dying: Sequence[Expression], is_of_row: bool) -> list[int]:
-        """Outputs of a shape whose memory nothing needs after a place, what is read last of all first."""
-        held, shape = {memory for one, (memory, _) in self._memory.items() if one not in dying}, self._shapes[is_of_row]
+    def _usable(
+        self, numbers: Iterable[int], place: int, dying: Sequence[Expression], shape: tuple[int, ...] | None
+    ) -> list[int]:
+        """Outputs, of a shape, whose memory nothing needs after a place, what is read last of all first."""
+        held = {memory for one, (memory, _) in self._memory.items() if one not in dying}
         usable = [
             k
             for k in numbers
             if self._free_from[k] <= place
             and -1 - k not in held
-            and (self._rows is None or self._outs[k].shape == shape)
+            and (self._rows is None or shape in (None, self._outs[k].shape))
         ]
         return sorted(usable, key=lambda k: -self._free_from[k])
 
@@ -214,7 +214,9 @@ class _Steps:
             same = [one for one in same if self._memory[one][0] >= 0]
         may_use = bool(targets) or not primitive.is_condition
         free = [] if primitive.is_reduction else dying  # a sum is not written over what it is of
-        usable = self._usable(targets or self._pending(), place, free, is_of_row) if may_use else []
+        own = self._shapes[is_of_row]
+        may_stretch = bool(targets) and node not in self._last and not primitive.is_reduction and math.prod(own) > 1
+        usable = self._usable(targets or self._pending(), place, free, None if may_stretch else own) if may_use else []
         if targets and usable:
             self._memory[node] = (-1 - usable[0], is_of_row)
         elif same and not primitive.is_reduction and node.kind != "select":

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES
-from dagexec.core.expressions import Expression, inputs_of
+from dagexec.core.expressions import ROW_COUNT, Expression, inputs_of, number, with_inputs
 from dagexec.core.gradient import gradient_by
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, in_sequence
@@ -169,7 +169,8 @@ class RowOperator(Expressed):
 
     def prepare(self) -> Step:
         """Piece by piece of whole rows; in float32 where elements have 16 bits."""
-        (outer, members, inner), expressions = self.view(), self.expressions()
+        outer, members, inner = self.view()
+        expressions = [with_inputs(one, {ROW_COUNT: number(max(1, members))}) for one in self.expressions()]
         sources, results = self.operands()
         if not results[0].size:
             return in_sequence([])
@@ -185,10 +186,10 @@ class RowOperator(Expressed):
             )
             outs = targets
             if is_narrow(results[0].dtype):
-                for number, (position, part) in enumerate(list(parts.items())):
-                    parts[position] = wide(number, part.shape)
+                for place, (position, part) in enumerate(list(parts.items())):
+                    parts[position] = wide(place, part.shape)
                     steps.append(convert(part, parts[position]))
-                outs = [wide(len(parts) + number, target.shape) for number, target in enumerate(targets)]
+                outs = [wide(len(parts) + place, target.shape) for place, target in enumerate(targets)]
             steps += expression_steps(expressions, parts, outs, scratch, rows)
             steps += [convert(out, y) for out, y in zip(outs, targets, strict=True) if out.dtype != y.dtype]
         return in_sequence(steps)

@@ -25,8 +25,9 @@ TYPES = [
     if rule_of(schema_of(name)) is not None and operator_module(name).startswith("dagexec.ops.")
 ]
 ACROSS_ALL = {
-    "DynamicQuantLSTM", "DynamicQuantizeLinear", "ReduceTailSum", "ReduceTailSumGradient", "SumElements",
-    "SumElementsGradient", "SumSqrElements", "SumSqrElementsGradient",
+    "AveragedLoss", "AveragedLossGradient", "DynamicQuantLSTM", "DynamicQuantizeLinear", "LpNorm", "LpNormGradient",
+    "ReduceTailSum", "ReduceTailSumGradient", "SumElements", "SumElementsGradient", "SumSqrElements",
+    "SumSqrElementsGradient",
 }  # fmt: skip
 """Their rule refuses whatever they are given, so there is no case."""
 

@@ -1,4 +1,4 @@
-"""Reductions: sums, means, extremes and norms over some axes, over all elements, or over leading or trailing axes.
+"""Reductions: sums, means, extremes and norms over some axes, or over leading or trailing axes.
 
 16-bit floats are accumulated in float32. A sum over no elements is 0, a mean NaN; an extreme over none is the least or
 greatest value of the type, where axes are named, else an error.
@@ -62,11 +62,6 @@ def reduced_axes(call: OperatorCall) -> tuple[Axes, bool]:
     if len(found) != len(axes or ()):
         raise call.fail(f"expected distinct axes in [{-rank}, {rank - 1}], found {list(axes or ())}")
     return tuple(found or range(rank)), keep
-
-
-def all_axes(call: OperatorCall) -> tuple[Axes, bool]:
-    """Every axis; none stays."""
-    return tuple(range(len(call.inputs[0].shape))), False
 
 
 def _reduced_count(call: OperatorCall) -> int:
@@ -317,29 +312,6 @@ class L2Reduction(SquareReduction):
         return [*super().passes(x, total, axes, count), partial(np.sqrt, total, out=total)]
 
 
-def _averaged(owner: Operator, steps: list[Step], total: Array, count: int) -> list[Step]:
-    """`steps`, divided by `count` where argument `average` asks for it; the average of nothing is 0."""
-    if not owner.arguments.bool("average") or count == 0:
-        return steps
-    return [*steps, scalar_pass(np.divide, total, count, total)]
-
-
-class ElementSum(SumReduction):
-    """Sum, or average."""
-
-    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
-        """The sum, and the division."""
-        return _averaged(self, super().passes(x, total, axes, count), total, count)
-
-
-class ElementSquareSum(SquareReduction):
-    """Sum or average of squares."""
-
-    def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
-        """The sum of squares, and the division."""
-        return _averaged(self, super().passes(x, total, axes, count), total, count)
-
-
 AXES_ARGS = {
     "axes": "axes to reduce, negative ones counted from the end (default all)",
     "keepdims": "1: reduced axes stay, with size 1 (default 1)",
@@ -370,7 +342,6 @@ def reduction_schema(
     def infer(call: OperatorCall) -> list[TensorType]:
         meta = call.require_types(0, *metas)
         reduced, keep = axes(call)
-        call.arguments.bool("average")
         shape = call.inputs[0].shape
         output = TensorType(output_shape(shape, reduced, keep), meta)
         if prefixes and has_lengths(call, 1):
@@ -456,11 +427,4 @@ RowwiseMax = _define(
 )
 ColwiseMax = _define(
     "ColwiseMax", MaxReduction, one_axis_of_three(1), "Maximum of each column: batch x M x N to batch x N.", {}
-)
-
-
-AVERAGE_ARGS = {"average": "1: divide by the number of elements (default 0)"}
-SumElements = _define("SumElements", ElementSum, all_axes, "Sum of all elements, a scalar.", AVERAGE_ARGS, FLOAT_TYPES)
-SumSqrElements = _define(
-    "SumSqrElements", ElementSquareSum, all_axes, "Sum of the squares of all elements.", AVERAGE_ARGS, FLOAT_TYPES
 )

@@ -7,8 +7,7 @@ The gradient of an extreme goes to every element that equals it, as Caffe2's; th
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -16,21 +15,32 @@ from typing import ClassVar
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.expressions import (
+    ELEMENT,
+    ROW_COUNT,
+    Expression,
+    element,
+    equal,
+    inputs_of,
+    number,
+    select,
+    sign,
+    with_inputs,
+)
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, no_gradient
 from dagexec.core.operator import Operator, Step, in_sequence, nothing_to_do
 from dagexec.core.registry import declares
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import Rows
-from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
-from dagexec.ops.base.passes import scalar_pass
+from dagexec.ops.base.blocks import BLOCK, Array, Scratch, compute_dtype, convert
+from dagexec.ops.base.broadcast_reduction import reduced
+from dagexec.ops.base.expression_steps import expression_steps
 from dagexec.ops.families.reduction.axes import (
-    AVERAGE_ARGS,
     COUNT_ARGS,
     REDUCED_ARGS,
     Axes,
     AxesReader,
-    all_axes,
     back_axes,
     check_lengths,
     front_axes,
@@ -45,6 +55,12 @@ from dagexec.ops.families.reduction.axes import (
 
 NAMES = ("X", "Y", "dY")
 
+Form = Callable[[Expression, Expression, Expression], Expression]
+"""From X, Y and dY to dX."""
+
+Described = tuple[Form | None, str]
+"""A form, and the same in words."""
+
 
 def _of_input(call: OperatorCall, names: Sequence[str]) -> OperatorCall:
     """The call as the reduction of X has it."""
@@ -57,157 +73,85 @@ class ReductionGradient(Operator):
     Attributes:
         axes: which axes of X the reduction is over.
         names: which of X, Y and dY the inputs are.
+        form: the gradient; None for one that no expression says.
     """
 
     axes: ClassVar[AxesReader]
     names: ClassVar[tuple[str, ...]]
+    form: ClassVar[Form | None]
+
+    def expression(self) -> Expression:
+        """The gradient from the element of X, which is 0, and from Y and dY, 1 and 2, of one value a row."""
+        form = type(self).form
+        assert form is not None
+        return form(element(0), element(1, of_row=True), element(2, of_row=True))
+
+    def operands(self) -> tuple[dict[str, Array], Axes]:
+        """The inputs but for lengths, Y and dY with the reduced axes of size 1; and these axes."""
+        axes, _ = type(self).axes(_of_input(self.call(), self.names))
+        kept = output_shape(self.y(0).shape, axes, True)
+        arrays = {name: self.x(index) for index, name in enumerate(self.names)}
+        return {name: array if name == "X" else array.reshape(kept) for name, array in arrays.items()}, axes
 
     def prepare(self) -> Step:
-        """Compute dX in its own type, or in float32 when that has 16 bits."""
-        dx = self.y(0)
-        if not dx.size:
-            return nothing_to_do
-        axes, _ = type(self).axes(_of_input(self.call(), self.names))
-        arrays = {name: self.x(index) for index, name in enumerate(self.names)}
-        kept = output_shape(dx.shape, axes, True)
-        steps: list[Step] = []
-        for name in self.read():
-            if is_narrow(dx.dtype):
-                wide = self.scratch(arrays[name].shape, compute_dtype(dx.dtype))
-                steps.append(convert(arrays[name], wide))
-                arrays[name] = wide
-            if name != "X":
-                arrays[name] = arrays[name].reshape(kept)
-        target = self.scratch(dx.shape, compute_dtype(dx.dtype)) if is_narrow(dx.dtype) else dx
+        """Piece by piece; in float32 where dX has 16 bits."""
+        dx, (arrays, axes), expression = self.y(0), self.operands(), self.expression()
+        count = math.prod(dx.shape[axis] for axis in axes)
         if len(self.input_blobs) > len(self.names):
-            steps += self._of_prefixes(arrays, target, axes)
-        else:
-            steps += self.passes(arrays, target, axes, math.prod(dx.shape[axis] for axis in axes))
-        return in_sequence(steps if target is dx else [*steps, convert(target, dx)])
+            return self._of_prefixes(expression, arrays, axes[0])
+        return self._step(with_inputs(expression, {ROW_COUNT: number(count)}), arrays)
 
-    def _of_prefixes(self, arrays: dict[str, Array], dx: Array, axes: Axes) -> list[Step]:
-        """The gradient as of all elements, divided by the lengths for a mean, and 0 behind them."""
-        size, lengths = dx.shape[axes[0]], self.x(len(self.names)).reshape(output_shape(dx.shape, axes, True))
-        places, behind = places_along(axes[0], dx.shape), self.scratch(dx.shape, np.bool_)
-        divisors = self.scratch(lengths.shape, dx.dtype)
-        mean: list[Step] = [
-            partial(np.maximum, lengths, 1, out=divisors, casting="unsafe"),
-            partial(np.divide, dx, divisors, out=dx),
-        ]
-        return [
-            partial(check_lengths, lengths, size, self.label),
-            *self.passes(arrays, dx, axes, 1),
-            *(mean if isinstance(self, MeanGradient) else []),
-            partial(np.greater_equal, places, lengths, out=behind),
-            partial(np.copyto, dx, 0, where=behind),
-        ]
+    def _step(self, expression: Expression, arrays: dict[str, Array]) -> Step:
+        """The expression of `arrays`, by the names of what it reads."""
+        positions, dx = inputs_of(expression), self.y(0)
+        rows = Scratch(self, min(dx.size, BLOCK), compute_dtype(dx.dtype))
 
-    def read(self) -> tuple[str, ...]:
-        """Which of the inputs are read; of the others only the shape matters."""
-        return self.names
+        def passes(pieces: Sequence[Array], out: Array, scratch: Scratch) -> list[Step]:
+            return expression_steps([expression], dict(zip(positions, pieces, strict=True)), [out], scratch, rows)
 
-    @abstractmethod
-    def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        """The NumPy calls that compute dX. Y and dY have the reduced axes with size 1; `count` elements are reduced."""
+        given = [arrays[(*NAMES, "count")[position]] for position in positions]
+        return reduced(self, dx.shape, given, dx, None if expression.kind == ELEMENT else passes)
 
-
-class SumGradient(ReductionGradient):
-    """dX = dY."""
-
-    def read(self) -> tuple[str, ...]:
-        return ("dY",)
-
-    def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        return [partial(np.copyto, dx, arrays["dY"])]
-
-
-class MeanGradient(SumGradient):
-    """dX = dY / the number of elements."""
-
-    def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        return [partial(np.divide, arrays["dY"], np.asarray(count, dx.dtype), out=dx)]
-
-
-class ElementSumGradient(MeanGradient):
-    """dX = dY, divided by the number of elements where argument `average` says so."""
-
-    def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        return super().passes(arrays, dx, axes, count if self.arguments.bool("average") else 1)
-
-
-class SquareSumGradient(ReductionGradient):
-    """dX = 2 X dY, divided by the number of elements where argument `average` says so."""
-
-    def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        """The factor, and one product."""
-        factor = self.scratch((1,) * dx.ndim, dx.dtype)
-        scale = 2 / count if self.arguments.bool("average") else 2.0
-        return [
-            scalar_pass(np.multiply, arrays["dY"], scale, factor),
-            partial(np.multiply, arrays["X"], factor, out=dx),
-        ]
-
-
-class ExtremeGradient(ReductionGradient):
-    """dX = dY where X equals Y, else 0; also where dY is infinite or not a number."""
-
-    def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        """A comparison, and the copy of dY where it holds."""
-        equal = self.scratch(dx.shape, np.bool_)
-        return [
-            partial(np.equal, arrays["X"], arrays["Y"], out=equal),
-            partial(dx.fill, 0),
-            partial(np.copyto, dx, arrays["dY"], where=equal),
-        ]
-
-
-class MagnitudeGradient(ReductionGradient):
-    """dX = dY sign(X); 0 where X is 0."""
-
-    def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        """The signs, and one product."""
-        return [partial(np.sign, arrays["X"], out=dx), partial(np.multiply, dx, arrays["dY"], out=dx)]
-
-
-class NormGradient(ReductionGradient):
-    """dX = dY X / Y; 0 where Y is 0."""
-
-    def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
-        """The quotients X / Y, which are at most 1, and one product."""
-        nonzero = self.scratch(arrays["Y"].shape, np.bool_)
-        return [
-            partial(np.not_equal, arrays["Y"], 0, out=nonzero),
-            partial(dx.fill, 0),
-            partial(np.divide, arrays["X"], arrays["Y"], out=dx, where=nonzero),
-            partial(np.multiply, dx, arrays["dY"], out=dx),
-        ]
+    def _of_prefixes(self, expression: Expression, arrays: dict[str, Array], axis: int) -> Step:
+        """The gradient as of all elements, with the lengths as what a mean is over, and 0 behind them."""
+        dx = self.y(0)
+        lengths = self.x(len(self.names)).reshape(output_shape(dx.shape, (axis,), True))
+        counts, behind = self.scratch(lengths.shape, compute_dtype(dx.dtype)), self.scratch(dx.shape, np.bool_)
+        return in_sequence(
+            [
+                partial(check_lengths, lengths, dx.shape[axis], self.label),
+                partial(np.maximum, lengths, 1, out=counts, casting="unsafe"),
+                self._step(with_inputs(expression, {ROW_COUNT: element(3, of_row=True)}), {**arrays, "count": counts}),
+                partial(np.greater_equal, places_along(axis, dx.shape), lengths, out=behind),
+                partial(np.copyto, dx, 0, where=behind),
+            ]
+        )
 
 
 class ProductGradient(ReductionGradient):
-    """dX = dY times the product of the other elements, which is right for zeros, too.
+    """The product is the one of all elements before, times the one of all behind, which is right for zeros, too."""
 
-    That product is the one of all elements before, times the one of all behind.
-    """
-
-    def read(self) -> tuple[str, ...]:
-        return ("X", "dY")
-
-    def passes(self, arrays: dict[str, Array], dx: Array, axes: Axes, count: int) -> list[Step]:
+    def prepare(self) -> Step:
         """Running products of rows, forwards and backwards; the reduced axes are moved to the end and folded."""
-        last = tuple(range(dx.ndim - len(axes), dx.ndim))
-        x, result = np.moveaxis(arrays["X"], axes, last), np.moveaxis(dx, axes, last)
-        rows, before, behind = (self.scratch((dx.size // count, count), dx.dtype) for _ in range(3))
-        others = result.shape
+        dx, (arrays, axes) = self.y(0), self.operands()
+        if not dx.size:
+            return nothing_to_do
+        last, work = tuple(range(dx.ndim - len(axes), dx.ndim)), compute_dtype(dx.dtype)
+        count = math.prod(dx.shape[axis] for axis in axes)
+        x, dy, result = (np.moveaxis(one, axes, last) for one in (arrays["X"], arrays["dY"], dx))
+        rows, before, behind = (self.scratch((dx.size // count, count), work) for _ in range(3))
         backwards = behind[:, ::-1]
-        return [
-            partial(np.copyto, rows.reshape(others), x),
-            partial(before.fill, 1),
-            partial(behind.fill, 1),
-            partial(np.multiply.accumulate, rows[:, :-1], axis=1, out=before[:, 1:]),
-            partial(np.multiply.accumulate, rows[:, :0:-1], axis=1, out=backwards[:, 1:]),
-            partial(np.multiply, before, behind, out=before),
-            partial(np.multiply, before.reshape(others), np.moveaxis(arrays["dY"], axes, last), out=result),
-        ]
+        return in_sequence(
+            [
+                convert(x, rows.reshape(x.shape)),
+                partial(before.fill, 1),
+                partial(behind.fill, 1),
+                partial(np.multiply.accumulate, rows[:, :-1], axis=1, out=before[:, 1:]),
+                partial(np.multiply.accumulate, rows[:, :0:-1], axis=1, out=backwards[:, 1:]),
+                partial(np.multiply, before, behind, out=before),
+                partial(np.multiply, before.reshape(x.shape), dy, out=result, casting="unsafe"),
+            ]
+        )
 
 
 @declares
@@ -219,7 +163,6 @@ def _operator(name: str, axes: AxesReader, args: dict[str, str], names: tuple[st
         call.require_types(names.index("X"), *FLOAT_TYPES)
         call.require_same_type(*range(len(names)))
         reduced, keep = axes(_of_input(call, names))
-        call.arguments.bool("average")
         shape = output_shape(kind.shape, reduced, keep)
         for index, one in enumerate(names):
             if one != "X":
@@ -254,13 +197,13 @@ def _operator(name: str, axes: AxesReader, args: dict[str, str], names: tuple[st
 
 
 def _define(
-    of: str, base: type[ReductionGradient], axes: AxesReader, args: dict[str, str], names: tuple[str, ...]
+    of: str, form: Form | None, axes: AxesReader, args: dict[str, str], names: tuple[str, ...], doc: str
 ) -> None:
-    """Register the gradient of reduction `of`, computed by `base`, with the inputs `names`, and its maker."""
+    """Register the gradient of reduction `of` with the inputs `names`, and its maker."""
     name = f"{of}Gradient"
-    doc = (base.__doc__ or "").partition("\n")[0]
-    members = {"axes": staticmethod(axes), "names": names, "__doc__": doc, "__module__": __name__}
-    _operator(name, axes, args, names, doc)(type(name, (base,), members))
+    base = ProductGradient if form is None else ReductionGradient
+    members = {"axes": staticmethod(axes), "names": names, "form": form and staticmethod(form)}
+    _operator(name, axes, args, names, doc)(type(name, (base,), {**members, "__doc__": doc, "__module__": __name__}))
 
     @gradient_of(of)
     def maker(request: GradientRequest) -> GradientOperators:
@@ -271,24 +214,25 @@ def _define(
 
 _WHOLE = ("dY", "X", "Y")
 _SHAPED = ("dY", "X")
-_BY_NAME: dict[str, type[ReductionGradient]] = {
-    "Sum": SumGradient,
-    "Mean": MeanGradient,
-    "Max": ExtremeGradient,
-    "Min": ExtremeGradient,
-    "Prod": ProductGradient,
-    "L1": MagnitudeGradient,
-    "L2": NormGradient,
+_SUM: Described = lambda x, y, dy: dy, "dX = dY."
+_MEAN: Described = lambda x, y, dy: dy / ROW_COUNT, "dX = dY / the number of elements."
+_EXTREME: Described = lambda x, y, dy: select(equal(x, y), dy, 0), "dX = dY where X equals Y, else 0."
+_BY_NAME: dict[str, Described] = {
+    "Sum": _SUM,
+    "Mean": _MEAN,
+    "Max": _EXTREME,
+    "Min": _EXTREME,
+    "Prod": (None, "dX = dY times the product of the other elements."),
+    "L1": (lambda x, y, dy: sign(x) * dy, "dX = dY sign(X); 0 where X is 0."),
+    "L2": (lambda x, y, dy: x / select(equal(y, 0), math.inf, y) * dy, "dX = dY X / Y; 0 where Y is 0."),
 }
-for _name, _base in _BY_NAME.items():
-    _define(f"Reduce{_name}", _base, reduced_axes, REDUCED_ARGS, _WHOLE)
+for _name, (_form, _doc) in _BY_NAME.items():
+    _define(f"Reduce{_name}", _form, reduced_axes, REDUCED_ARGS, _WHOLE, _doc)
 for _side, _axes in (("Front", front_axes), ("Back", back_axes)):
-    _define(f"Reduce{_side}Sum", SumGradient, _axes, COUNT_ARGS, _SHAPED)
-    _define(f"Reduce{_side}Mean", MeanGradient, _axes, COUNT_ARGS, _SHAPED)
-    _define(f"Reduce{_side}Max", ExtremeGradient, _axes, COUNT_ARGS, _WHOLE)
-_define("ReduceTailSum", SumGradient, tail_axes, {}, _SHAPED)
-_define("RowwiseMax", ExtremeGradient, one_axis_of_three(2), {}, NAMES)
-_define("ColwiseMax", ExtremeGradient, one_axis_of_three(1), {}, NAMES)
-_define("SumElements", ElementSumGradient, all_axes, AVERAGE_ARGS, ("X", "dY"))
-_define("SumSqrElements", SquareSumGradient, all_axes, AVERAGE_ARGS, ("X", "dY"))
+    _define(f"Reduce{_side}Sum", _SUM[0], _axes, COUNT_ARGS, _SHAPED, _SUM[1])
+    _define(f"Reduce{_side}Mean", _MEAN[0], _axes, COUNT_ARGS, _SHAPED, _MEAN[1])
+    _define(f"Reduce{_side}Max", _EXTREME[0], _axes, COUNT_ARGS, _WHOLE, _EXTREME[1])
+_define("ReduceTailSum", _SUM[0], tail_axes, {}, _SHAPED, _SUM[1])
+_define("RowwiseMax", _EXTREME[0], one_axis_of_three(2), {}, NAMES, _EXTREME[1])
+_define("ColwiseMax", _EXTREME[0], one_axis_of_three(1), {}, NAMES, _EXTREME[1])
 no_gradient("ArgMax", "ArgMin")

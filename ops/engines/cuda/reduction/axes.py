@@ -60,8 +60,6 @@ _FORMS: dict[type[Reduction], tuple[str, Phase, str]] = {
     reduction.L1Reduction: ("magnitudes", Phase("sum_of<W>", "s.add(x < A(0) ? W(0) - (W)x : (W)x);"), _FOUND),
     reduction.SquareReduction: ("squares", Phase("sum_of<W>", "s.add(squared(x));"), _FOUND),
     reduction.L2Reduction: ("length", Phase("sum_of<W>", "s.add(squared(x));"), "y = sqrt((A)total0.total);"),
-    reduction.ElementSum: ("sum", Phase("sum_of<W>", "s.add((W)x);"), _FOUND),
-    reduction.ElementSquareSum: ("squares", Phase("sum_of<W>", "s.add(squared(x));"), _FOUND),
     ReduceLogSumExp: (
         "log_sum_exp", Phase("sum_of<W>", "s.add((W)exp(A(x - top)));"), "y = log((A)total1.total) + top;"
     ),
@@ -69,12 +67,6 @@ _FORMS: dict[type[Reduction], tuple[str, Phase, str]] = {
 """By what a reduction computes: the name of its kernel, what is found of each group, and the result from that."""
 _FIRST = {ReduceLogSumExp: Phase("max_of<A>", "s.add(x);", "const A m = total0.value, top = m - m == A(0) ? m : A(0);")}
 """What is found of each group before that."""
-
-
-def total_step(owner: CudaOperator, name: str, x: Array, y: Array, absorb: str, last: str) -> Step:
-    """A step that sums, by statements `absorb`, all elements `x` and makes the one of `y` of that, by `last`."""
-    groups = Groups([Phase("sum_of<W>", absorb)], last=last)
-    return by_groups(owner, name, (x.size,), (0,), groups, {"x": x.reshape(-1)}, {"y": y.reshape(1)})
 
 
 @on_cuda(*registered_kinds(Reduction))
@@ -93,8 +85,6 @@ class _CudaReduction(PrefixOperator):
         axes, _ = type(self).axes(self.call())
         form = next(kind for kind in type(self).__mro__ if kind in _FORMS)
         name, phase, last = _FORMS[form]
-        if self.arguments.bool("average") and x.size:
-            name, last = f"average_{name}", "y = (A)(total0.total / (W)w.length);"
         kept = y.reshape(output_shape(x.shape, axes, True))
         if not x.size and y.size and form in (reduction.MaxReduction, reduction.MinReduction):
             least, greatest = reduction.extremes_of(y.dtype)
