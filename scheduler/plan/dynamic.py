@@ -9,19 +9,21 @@ has changed.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
 
+from dagexec.core.blob import Blob
 from dagexec.core.device import CPU
 from dagexec.core.graph import Graph
-from dagexec.core.operator import Operator, Step
+from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.purity import is_pure
 from dagexec.core.schema import OpSchema
 from dagexec.core.shape_values import asked_operators
-from dagexec.core.tensor import Tensor, binding_epoch
+from dagexec.core.tensor import Storage, Tensor, binding_epoch
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
@@ -149,8 +151,17 @@ class _Blobs:
         return frozenset(name for name, count in writes.items() if count > 1)
 
 
+_MOST_KEPT, _MOST_KEPT_BYTES = 16, 1 << 18
+"""Preparations of an operator whose shapes a run decides, and bytes that one has to do with: more take longer to
+compute than to prepare, and would be kept from their owners."""
+
+
 class CheckedStep:
-    """The step of an operator whose shapes are known only when it runs: prepares itself again when they changed."""
+    """The step of an operator whose shapes are known only when it runs: prepares itself again when they changed.
+
+    The latest preparations are kept, as far as they are for the memory that the outputs have now, for when the same
+    inputs come back, in the same places.
+    """
 
     __slots__ = (
         "_arrays",
@@ -158,6 +169,7 @@ class CheckedStep:
         "_blobs",
         "_epoch",
         "_held",
+        "_kept",
         "_lasts",
         "_operator",
         "_read",
@@ -178,18 +190,26 @@ class CheckedStep:
         self._held: list[object] = []
         self._tensors: list[Tensor] = []
         self._values: list[bytes] = []
+        self._kept: OrderedDict[Hashable, _Kept] | None = OrderedDict() if _may_come_back(operator) else None
 
     def __call__(self) -> None:
         """Run the operator once."""
-        step = self._step
-        if step is None or self._changed():
-            step = self._prepare()
-        step()
+        self.current()()
 
     def current(self) -> Step:
         """The operator's step for what its blobs hold now."""
         step = self._step
-        return self._prepare() if step is None or self._changed() else step
+        if step is not None and not self._changed():
+            return step
+        key = self._key()
+        kept = None if key is None or self._kept is None else self._kept.get(key)
+        if kept is None or self._kept is None or not kept.writes(self._operator.output_blobs):
+            step = self._step = self._prepare(key)
+        else:
+            self._kept.move_to_end(key)
+            step = self._step = kept.brought_back()
+        self._note()
+        return step
 
     def _changed(self) -> bool:
         if self._lasts:
@@ -206,19 +226,88 @@ class CheckedStep:
     def _read_values(self) -> list[bytes]:
         return [self._operator.host_value(i).tobytes() for i in self._read]
 
-    def _prepare(self) -> Step:
+    def _key(self) -> Hashable | None:
+        """What a preparation depends on: where the inputs are, and values; None where one is not kept."""
+        if self._kept is None:
+            return None
+        places: list[Hashable] = []
+        for blob in self._operator.input_blobs:
+            tensor = blob.value
+            if not isinstance(tensor, Tensor) or tensor.is_empty:
+                return None
+            if tensor.constant is not None:
+                places.append(id(tensor.constant))
+            else:
+                places.append((tensor.address, tensor.shape, tensor.array.strides, tensor.meta))
+        return (*places, *self._read_values())
+
+    def _prepare(self, key: Hashable | None) -> Step:
         operator = self._operator
         operator.check_output_layouts()
         step = operator.for_any_sizes()
         if step is not None:
-            self._lasts, self._step = True, step
+            self._lasts = True
             return step
         call = operator.call() if operator.schema.can_infer(operator.definition) else None  # None: perhaps no tensors
-        step = operator.bind(operator.infer(call), as_view=self._as_view, call=call).step
+        prepared = operator.bind(operator.infer(call), as_view=self._as_view, call=call)
+        if self._kept is not None and key is not None and key == self._key():  # in place it may be elsewhere now
+            self._keep(self._kept, key, prepared)
+        return prepared.step
+
+    def _keep(self, kept: OrderedDict[Hashable, _Kept], key: Hashable, prepared: Prepared) -> None:
+        inputs = [blob.get(Tensor) for blob in self._operator.input_blobs]
+        outputs = [one for blob in self._operator.output_blobs if isinstance(one := blob.value, Tensor)]
+        if len(outputs) < len(self._operator.output_blobs):
+            return
+        moving = [one for one in (*inputs, *outputs) if one.constant is None]
+        if prepared.nbytes + sum(one.nbytes for one in moving) > _MOST_KEPT_BYTES:
+            return
+        bindings = [(one, one.array, one.storage(), one.is_view) for one in outputs]
+        before = next(iter(kept.values())).outputs if kept else bindings
+        if any(one[2] is not other[2] for one, other in zip(bindings, before, strict=True)):
+            kept.clear()  # what they are for would be memory that nothing else needs
+        kept[key] = _Kept(prepared.step, tuple(bindings), tuple([one.constant or one.array for one in inputs]))
+        if len(kept) > _MOST_KEPT:
+            kept.popitem(last=False)
+
+    def _note(self) -> None:
+        """Remember what the step is for."""
         self._epoch = binding_epoch()
         self._held = [blob.value for blob in self._blobs]
         self._tensors = [tensor for tensor in self._held if isinstance(tensor, Tensor)]
         self._arrays = [tensor.current_array() for tensor in self._tensors]
         self._values = self._read_values()
-        self._step = step
-        return step
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A preparation.
+
+    Attributes:
+        step: what it is.
+        outputs: the tensors that it writes, and where they are then.
+        inputs: what it reads, so that nothing else is at its address.
+    """
+
+    step: Step
+    outputs: tuple[tuple[Tensor, Array, Storage | None, bool], ...]
+    inputs: tuple[object, ...]
+
+    def writes(self, blobs: Sequence[Blob]) -> bool:
+        """True while the blobs hold the tensors that it is for, which nobody gave other memory or a layout."""
+        return all(
+            blob.value is tensor and tensor.storage() is storage
+            for blob, (tensor, _, storage, _) in zip(blobs, self.outputs, strict=True)
+        )
+
+    def brought_back(self) -> Step:
+        """The step, its outputs where they were."""
+        for tensor, array, storage, is_view in self.outputs:
+            if tensor.current_array() is not array:
+                tensor.rebind(array, storage, is_view=is_view)
+        return self.step
+
+
+def _may_come_back(operator: Operator) -> bool:
+    """True for what only reads its inputs and writes its outputs, all of them tensors of the host."""
+    return not operator.bodies and not operator.schema.handles and operator.runtime.device == CPU

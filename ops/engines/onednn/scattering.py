@@ -77,6 +77,7 @@ class ScatterND(Scattering, slices.ScatterND):
         arrays = data, indices, updates
         is_plain = indices.dtype == np.int64 and data.dtype == updates.dtype == np.float32
         is_plain = is_plain and data.ndim == indices.ndim == 2 and all(one.flags.c_contiguous for one in arrays)
+        is_plain = is_plain and self.output(0).is_packed
         if not is_plain or updates.shape != (len(indices), data.shape[1]) or indices.shape[1] != 1 or not updates.size:
             call = self.call()
             self.bind(self.infer(call), call=call).step()

@@ -8,10 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dagexec.core.proto import NetDef
+from dagexec.core.workspace import Workspace
+from dagexec.errors import OperatorError
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.kernels import scatter_kernels
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.pieces import cut_into
-from tests.ops.running import run_operator
+from tests.ops.running import operator_def, run_operator
 
 Array = npt.NDArray[Any]
 
@@ -100,3 +104,30 @@ def test_integers_are_replaced_and_their_sums_left_to_numpy() -> None:
         [y] = run_operator("ScatterElements", [data, indices, updates], reduction=reduction, engine="ONEDNN")
         columns = np.broadcast_to(np.arange(20), (7, 20))
         np.testing.assert_array_equal(y, put(data, (indices, columns), updates, reduction))
+
+
+def test_rows_of_any_number_are_put_by_one_step(kernels_made: list[str | None]) -> None:
+    workspace, random = Workspace(), np.random.default_rng(5)
+    data = random.standard_normal((9, 19)).astype(np.float32)
+    workspace.feed_blob("x", data)
+    workspace.feed_blob("d", data)
+    made = [
+        operator_def("NonZero", ["m"], ["places"]), operator_def("Transpose", ["places"], ["rows"]),
+        operator_def("GatherND", ["x", "rows"], ["updates"]),
+        operator_def("ScatterND", ["d", "rows", "updates"], ["y"], reduction="add", engine="ONEDNN"),
+    ]  # fmt: skip
+    workspace.feed_blob("m", np.ones(9, np.float32))
+    with SimpleNet(NetDef(name="net", op=made), workspace) as net:
+        for count in (9, 3, 0, 5, 9):
+            mask = np.zeros(9, np.float32)
+            mask[random.permutation(9)[:count]] = 1
+            workspace.feed_blob("m", mask)
+            net.run()
+            np.testing.assert_array_equal(workspace.fetch_blob("y"), data * (1 + mask[:, None]))
+        workspace.adopt_strided_blob("y", np.zeros((19, 9), np.float32).T, writable=True)
+        net.run()
+        np.testing.assert_array_equal(workspace.fetch_blob("y"), 2 * data)
+        workspace.feed_blob("d", data[:8])
+        with pytest.raises(OperatorError, match=r"ScatterND.*index 8 at place \d+ must be in \[-8, 8\)"):
+            net.run()
+    assert "add" in kernels_made
