@@ -48,8 +48,7 @@ def compile(model: ModelSource, options: CompileOptions) -> Executor:
 
     `model` is a file, a folder, a protobuf message or its bytes, a `Model`, a `Pipeline`, or "zoo:NAME": what
     `dagexec.load_model` accepts. Give options as keywords, or as one `CompileOptions`; additional keywords replace its
-    fields. Of a plan (`dagexec.open`) options that are left at their defaults are the plan's; it is compiled anew for
-    others than those it was made with.
+    fields. For a plan (`dagexec.open`), options at their defaults are the plan's; with others it is compiled anew.
 
     Raises ModelFormatError, SchemaError, UnsupportedOperatorError, CycleError, ShapeError, DeviceError, AccessError for
     an operator that accesses more than is allowed, ArgumentError for an argument that no operator has, FeedError for a
@@ -103,7 +102,7 @@ def build(model: ModelSource, path: str | os.PathLike[str], options: CompileOpti
 
 
 def _require(options: CompileOptions) -> None:
-    """Raise DagexecError for telemetry or metrics that are asked for and not installed, before anything is done."""
+    """Raise DagexecError for telemetry or metrics that are requested and not installed, before any other work."""
     if options.telemetry is not False:
         spans.require_telemetry()
     if options.metrics is not False:
@@ -111,17 +110,17 @@ def _require(options: CompileOptions) -> None:
 
 
 def _compiled(model: ModelSource, options: CompileOptions) -> Executor:
-    """What `compile` gives for anything but a plan."""
+    """The executor of anything but a plan."""
     origin = Origin.of(model, options)
     if options.replicas is None and any((options.net_type, options.num_workers, options.intra_op_threads)):
         options = replace(options, replicas=1)
     options = with_workers(options)
     if options.optimize:
-        library()  # first, as it takes most memory for a moment
-    found = loaded(model, options).as_records()
+        library()  # first, as loading it takes a lot of memory for a moment
+    source = loaded(model, options).as_records()
     check_stop()
     _require(options)
-    return _executor(found, options, keeps_parameters=isinstance(model, Model | MakesModel), origin=origin)
+    return _executor(source, options, keeps_parameters=isinstance(model, Model | MakesModel), origin=origin)
 
 
 def _executor(
@@ -132,7 +131,7 @@ def _executor(
     keeps_parameters: bool = False,
     origin: Origin | None = None,
 ) -> Executor:
-    """Compile `model`, for workers of `place` if there is one; the caller `keeps_parameters` in memory anyway."""
+    """Compile `model`, for the workers of `place` if given; the caller may keep the parameters in memory anyway."""
     check_operators(model)
     overridable = model.overridable
     if overridable is not None and not overridable.belongs_to(model):
@@ -141,14 +140,14 @@ def _executor(
     model = as_asked(model, options)
     _check_kept(model, options.keep)
     _check_shaped(model, options.shapes or ())
-    found = GivenTypes.of(model) if options.optimize else None  # before parameters go
+    source_types = GivenTypes.of(model) if options.optimize else None  # before parameters go
     axes = batch_axes.BatchAxes(model, options) if options.max_batch > 1 else None
     given = model if keeps_parameters else model.changed(parameters={})  # frees parameters that passes replaced
     takes, parameter_bytes = not keeps_parameters and model.overridable is None, _parameter_bytes(model)
     compiled = compilation.compile_model(model, options, takes_parameters=takes)
     give_back_free_memory(parameter_bytes + _parameter_bytes(compiled.model))
     kept = kept_options(compiled.model, compiled.options)
-    types = None if found is None else lambda: found
+    types = None if source_types is None else lambda: source_types
     if overridable is None:
         return Executor(compiled.model, kept, given, place, types, axes, origin)
     return overriding.OverridableExecutor(compiled.model, kept, given, types, overridable, _executor, axes)

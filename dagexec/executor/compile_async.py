@@ -25,7 +25,7 @@ from dagexec.platform.threads import ThreadWait, threads
 class PendingExecutor:
     """An executor that a task waits for: `await` gives it, and `async with` also closes it at the end.
 
-    Nothing is done before. Each `await` compiles once more.
+    Compilation starts with `await`; each `await` compiles once more.
     """
 
     def __init__(self, model: ModelSource, options: CompileOptions) -> None:
@@ -67,7 +67,7 @@ async def _compiled(model: ModelSource, options: CompileOptions) -> Executor:
     attempt = _Attempt(lambda: compile(model, options), TaskWait())
     try:
         await attempt.ended.wait()
-    except GeneratorExit:  # the coroutine was dropped: nothing can wait any more
+    except GeneratorExit:  # the coroutine was dropped: it cannot wait any more
         attempt.stop.set()
         raise
     except BaseException:
@@ -81,7 +81,7 @@ class _Attempt:
 
     Attributes:
         ended: is notified at the end.
-        stop: to be set when nobody wants the executor any more.
+        stop: set when nobody wants the executor any more.
     """
 
     def __init__(self, call: Callable[[], Executor], ended: TaskWait) -> None:
@@ -97,7 +97,7 @@ class _Attempt:
         self._thread = threads().start(lambda: context.run(self._work), name="dagexec-compiling")
 
     def executor(self) -> Executor:
-        """What was made, or raise what went wrong; after the end."""
+        """The executor, or raise why there is none; after the end."""
         self._thread.join()
         error, self._error = self._error, None
         if error is not None:
@@ -108,13 +108,13 @@ class _Attempt:
         return self._made.pop()
 
     async def abandon(self) -> None:
-        """Stop, and return when all that was made is closed, whoever cancels the task meanwhile."""
+        """Stop, and return when the executor is closed, even if the task is cancelled meanwhile."""
         self.stop.set()
         try:
             await self.ended.wait_out()
         finally:
             self._thread.join()
-            while self._made:  # it was there already
+            while self._made:  # compilation had ended before
                 await self._made.pop().aclose()
 
     def _work(self) -> None:

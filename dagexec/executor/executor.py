@@ -139,8 +139,8 @@ class Executor(ModelRunner):
         self.num_workers = min(options.num_workers, self._pool.num_workers)
         try:
             with garbage_collection_paused():
-                kept = None if self._origin is None else self._origin.kept
-                self._replicas = build_replicas(model, options, self._pool, self._interface.keep, parameters, kept)
+                prepared = None if self._origin is None else self._origin.kept
+                self._replicas = build_replicas(model, options, self._pool, self._interface.keep, parameters, prepared)
         except BaseException:
             place.leave()
             raise
@@ -176,18 +176,18 @@ class Executor(ModelRunner):
         return {}
 
     def output_info(self) -> Mapping[str, InputInfo]:
-        """What is known of each result: by inference type, and the sizes that every run has; after one, what is none.
+        """Each result's type and the sizes that are the same in every run, by inference.
 
-        Whether a result is a sequence or an optional is known after a run, or a warm-up.
+        Whether a result is a sequence or an optional is known after a run or a warm-up.
         """
         types = GivenTypes.of(self._source) if self._given_types is None else self._given_types()
-        found = types.output_info(self.inputs, self.outputs)
+        infos = types.output_info(self.inputs, self.outputs)
         blobs = self._replicas.members[0].workspace
-        for name, info in found.items():
+        for name, info in infos.items():
             value = blobs.get_blob(name).value if blobs.has_blob(name) else None
             if isinstance(value, Variant) and not isinstance(value.content, np.ndarray):
-                found[name] = replace(info, is_sequence=value.content is not None, is_optional=value.content is None)
-        return found
+                infos[name] = replace(info, is_sequence=value.content is not None, is_optional=value.content is None)
+        return infos
 
     def _run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
         given = feeds
@@ -242,13 +242,14 @@ class Executor(ModelRunner):
             self._warm_up(named_feeds(self.model.name, feeds, self._interface.needed))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Put what compiling decided into a file, a plan that `dagexec.open` opens at little cost (docs/plans.md).
+        """Save the decisions of the compiler as a plan, a file that `dagexec.open` opens at little cost
+        (docs/plans.md).
 
-        It has the model as it was given too, which is loaded again from where it came from. An executor that has not
-        run yet is warmed up with zeros, if the shapes of its inputs are known.
+        The plan has the source model too, which is loaded once more. An executor that has not run yet is warmed up with
+        zeros, if the shapes of its inputs are known.
 
         Raises PlanError for what no file can keep (functions of the application, parts in other runtimes, models on
-        devices) and for a model that cannot be had again; OutputError, and what `load_model` does.
+        devices) and for a model that cannot be loaded again; OutputError, and what `load_model` does.
         """
         if self._origin is None:
             raise PlanError(
@@ -257,7 +258,7 @@ class Executor(ModelRunner):
             )
         given = self._origin.model(self._source)
         if self._replicas.members[0].io_binding is None:
-            with suppress(DagexecError):  # zeros of made-up sizes are not what every net takes
+            with suppress(DagexecError):  # not every net accepts zeros of arbitrary sizes
                 self.warm_up()
         kept = plan.Plan(
             given=given,
@@ -272,7 +273,7 @@ class Executor(ModelRunner):
         plan.write_plan(Path(path), kept)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the compiled net, and what the executor has done."""
+        """For notebooks: the compiled net, and statistics."""
         plan = self.net().plan
         operators = plan.graph.operators
         edges = [(parent, child) for parent, row in enumerate(plan.graph.reduced_children) for child in row]
@@ -280,7 +281,7 @@ class Executor(ModelRunner):
             f"Executor of {self.model.name}: {self.net_type}, {self.num_workers} workers, {len(operators)} operators "
             f"in {len(plan.chains)} chains",
             pictures.net_picture(
-                [one.type for one in operators], list(map(operator_name, operators)), edges, plan.chain_of
+                [operator.type for operator in operators], list(map(operator_name, operators)), edges, plan.chain_of
             ),
             pictures.table(("statistics", ""), list(asdict(self.statistics()).items())),
         )
@@ -412,7 +413,7 @@ class Executor(ModelRunner):
             in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
             if not in_time and self._cancel(request, timed_out(self.model.name, request)):
                 wait.wait()
-        except BaseException as error:  # KeyboardInterrupt: nothing runs on behind the caller's back
+        except BaseException as error:  # KeyboardInterrupt: the run must not go on without its caller
             if self._cancel(request, self._cancelled("the calling thread was interrupted")):
                 wait.wait()
             request.attach_secondary(error)
@@ -426,7 +427,7 @@ class Executor(ModelRunner):
             if request.queue is not None:
                 self._grow(of_thread=False)
             in_time = await wait.wait(request.seconds_left(self._now()))
-        except GeneratorExit:  # the coroutine was dropped: nothing can wait any more
+        except GeneratorExit:  # the coroutine was dropped: it cannot wait any more
             self._cancel(request, self._cancelled("the awaiting coroutine was dropped"))
             raise
         except BaseException as error:
@@ -439,14 +440,14 @@ class Executor(ModelRunner):
         return request.outcome()
 
     def _grow(self, *, of_thread: bool) -> None:
-        """A request, of a thread or a task, waits: have one more replica made, if that is the executor's to decide."""
+        """A request of a thread or a task waits: make one more replica, if the executor decides their number."""
         if self._growth is not None:
             self._growth.consider(of_thread=of_thread)
 
     def _as_given(self, error: ShapeError, feeds: Feeds) -> ShapeError:
-        """The error, in the words of the model as it was given where inference finds one there for these feeds."""
-        found = None if self._given_types is None else self._given_types().error_for(feeds)
-        return error if found is None else found
+        """The error in terms of the source model, where inference finds one there for these feeds."""
+        error_before = None if self._given_types is None else self._given_types().error_for(feeds)
+        return error if error_before is None else error_before
 
     def _warm_up_with_zeros(self, shapes: Shapes | None) -> None:
         feeds = warm_up.zero_feeds(self._source, shapes)
@@ -470,7 +471,7 @@ class Executor(ModelRunner):
         self._served(Request(feeds, notify=wait.notify, pinned=replica, run_net=run_net), wait)
 
     def _new_wait(self) -> ThreadWait:
-        """A wait for something that the workers do."""
+        """A wait for the workers."""
         return self._pool.new_wait(self._dispatcher.share)
 
     def _shut(self) -> None:
@@ -478,14 +479,14 @@ class Executor(ModelRunner):
         self._dispatcher.shut()
 
     def _when_empty(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once no request is left. None of them waits for others any more."""
+        """Call `callback` once there are no requests. They do not wait for others any more."""
         self._dispatcher.when_empty(callback)
         self._pooled.start_waiting()
         if self._turns is not None:
             self._pooled.give_up_turns()
 
     def _cancel(self, request: Request, error: DagexecError) -> bool:
-        """As `Dispatcher.cancel`; the request may have been interrupted before others were seen to."""
+        """As `Dispatcher.cancel`; the request may have been interrupted before waiting ones were served."""
         ends = self._dispatcher.cancel(request, error)
         self._pooled.start_waiting()
         return ends
@@ -499,7 +500,7 @@ class Executor(ModelRunner):
         self._place.leave()
         self._dispatcher.give_back_arenas()
         self._replicas.close()
-        self._finalizer.detach()  # it would keep the replicas, whose last failure refers to the executor, forever
+        self._finalizer.detach()  # it would keep the replicas, and with their last failure the executor
 
     async def _release_async(self) -> None:
         """`_release` on a thread of its own, as it joins others; not interrupted by a cancellation."""

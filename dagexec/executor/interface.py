@@ -20,12 +20,12 @@ class Interface:
     """Of one executor.
 
     Attributes:
-        needed: the inputs that have to be fed.
+        needed: the required inputs.
         keep: the blobs that are there after a run; None for all.
     """
 
     def __init__(self, model: Model, source: Model, options: CompileOptions) -> None:
-        """`source` is the model as it was given; of `model` no array is kept, as these may go once they are packed."""
+        """`source` is the model before compilation; no array of `model` is kept, as packed ones may be freed."""
         self._name = model.name
         self._outputs = model.outputs
         self._source = source
@@ -62,8 +62,8 @@ class Interface:
                     f"net {net!r}: output {name!r} is not kept, as the net was rewritten for speed; "
                     f"compile(..., keep=[{name!r}]) keeps it, and optimize=False every blob"
                 )
-            known = replicas.parameters if lost else replicas.members[0].workspace
-            if not known.has_blob(name):
+            workspace = replicas.parameters if lost else replicas.members[0].workspace
+            if not workspace.has_blob(name):
                 hint = did_you_mean(name, self._outputs)
                 raise FeedError(f"net {net!r}: output {name!r} is not a blob of this net{hint}")
         return names

@@ -1,4 +1,4 @@
-"""ModelRunner: what runs one model for many callers at once, an executor in this process or a deployment in others."""
+"""ModelRunner: runs a model for many callers at once, as an executor in this process or a deployment in others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dagexec.scheduler.observe.observers import Observer
 
 
 class ModelRunner(Closing):
-    """The face that executors and deployments have in common.
+    """The common interface of executors and deployments.
 
     Attributes:
         model: what it runs.
@@ -94,7 +94,7 @@ class ModelRunner(Closing):
     ) -> Outputs:
         """Run the model once, blocking the task but not the event loop (asyncio or trio).
 
-        A short run may be on the loop's own thread, which has time for some in each turn. Arguments and results are
+        A short run may use the loop's own thread, which has time for some in each turn. Arguments and results are
         those of `run`. Do not touch the arrays fed, or those of `out`, until it returns. A cancelled await stops the
         run before its next operator or piece, and returns once no worker uses the replica any more.
         """

@@ -1,4 +1,4 @@
-"""Executors from plans: what compiling decided is read from a file, where it fits this process, else compiled anew."""
+"""Executors from plans: files of the compiler's decisions. A plan that does not fit this process is compiled anew."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def check_running(names: Mapping[str, object]) -> None:
 
 
 def given_differently(options: CompileOptions) -> dict[str, Any]:
-    """The options that are not the defaults."""
-    values = ((one.name, getattr(options, one.name)) for one in fields(options))
+    """The options that differ from the defaults."""
+    values = ((field_.name, getattr(options, field_.name)) for field_ in fields(options))
     return {name: value for name, value in values if value != getattr(DEFAULT_OPTIONS, name)}
 
 
 def plan_for(path: Path, options: CompileOptions) -> tuple[PlanFile | None, CompileOptions]:
-    """The plan at `path` and its options, with those of `options` that are no defaults; None where they need another.
+    """The plan at `path` and its options, overridden by those of `options` that are set; None where they need another.
 
     Raises ModelFormatError.
     """
@@ -63,15 +63,15 @@ def plan_for(path: Path, options: CompileOptions) -> tuple[PlanFile | None, Comp
 
 
 def _other(plan: KeptPlan, given: Mapping[str, Any]) -> str | None:
-    """The first option that decided the plan and is asked for otherwise."""
+    """The first option that decided the plan and is now different."""
     return next((name for name in sorted(DECIDED & given.keys()) if given[name] != getattr(plan.options, name)), None)
 
 
 def opened(path: Path, given: Mapping[str, Any], compile_anew: Compile, *, mapped: bool = True) -> Executor:
     """The executor of the plan at `path`, with the options of `given` in place of its own.
 
-    Where the plan does not fit this process, or `given` asks for something else than it has, the model that it was
-    made of is compiled by `compile_anew`, and one line of the log says why.
+    Where the plan does not fit this process or the options of `given`, its source model is compiled by
+    `compile_anew`, and one line of the log says why.
 
     Raises ModelFormatError for a damaged plan, PlanError where the model cannot be compiled anew, and what `compile`
     does.
@@ -93,7 +93,7 @@ def opened(path: Path, given: Mapping[str, Any], compile_anew: Compile, *, mappe
 
 
 def _executor(plan: KeptPlan, options: CompileOptions) -> Executor:
-    given = _allowed(plan.given(), options)  # which few ask for: its records are not made before
+    given = _allowed(plan.given(), options)  # rarely used: its records are made on demand
     origin = Origin(given, options, plan.is_calibrated, plan.kept())
     if options.replicas is None and any((options.net_type, options.num_workers, options.intra_op_threads)):
         options = replace(options, replicas=1)
@@ -113,5 +113,5 @@ def _executor(plan: KeptPlan, options: CompileOptions) -> Executor:
 
 
 def _allowed(model: Model, options: CompileOptions) -> Model:
-    """The model with what its operators may access: as of any model from a file."""
+    """The model with its operators' access rights, like those of any model from a file."""
     return model.changed(allow_io=IO.ANY if options.allow_io else IO.READ_FOLDER)

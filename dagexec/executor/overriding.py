@@ -1,8 +1,8 @@
 """An executor whose runs may be fed other values for parameters: ONNX's initializers that are inputs too.
 
-Runs that override nothing are those of a net in which all parameters are constants, packed and folded. The first run
-that overrides some compiles the model once more with these as inputs, for the runs from then on that override no
-others. Both share the worker pool. Runs that override something are not joined.
+Runs that override nothing use a net in which all parameters are constants, packed and folded. The first run that
+overrides some compiles the model once more with these as inputs, for it and later runs that override no others. Both
+share the worker pool. Runs that override parameters are not joined.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _COUNTS = ("replicas", "running", "queued", "awaiting_admission", *OUTCOMES)
 _MAX_NAMED = 8
 
 _MOST = 3
-"""Nets for runs that override something: the last one has all that may be overridden as inputs."""
+"""Nets for runs that override parameters: the last one has all overridable ones as inputs."""
 
 
 class OverridableExecutor(Executor):
-    """An Executor of a model with parameters that feeds may have, too (`overridable`)."""
+    """An Executor of a model with parameters that may be fed (`overridable`)."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class OverridableExecutor(Executor):
 
     @property
     def overridable(self) -> Mapping[str, InputInfo]:
-        """What may be fed in addition to the inputs, by name. Left out, it is what the model has for it."""
+        """The parameters that may be fed, by name; by default they have the model's values."""
         return self._overridable.inputs
 
     def _run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
-        """As `Executor._run`. Feeds may have some of `overridable`; the first ones wait while a net is compiled."""
+        """As `Executor._run`. Feeds may have some of `overridable`; the first such run compiles a net."""
         run = super()._run
         if isinstance(feeds, Mapping) and (names := self._overridden(feeds)):
             other = self._other(names)
@@ -84,7 +84,7 @@ class OverridableExecutor(Executor):
         return await run(feeds, call)
 
     def warm_up(self, feeds: Feeds | npt.ArrayLike | None = None) -> None:
-        """As `Executor.warm_up`; with feeds that override something, the net for these."""
+        """As `Executor.warm_up`; feeds that override parameters warm up the net for these."""
         if isinstance(feeds, Mapping) and (names := self._overridden(feeds)):
             other = self._other(names)
             other.executor.warm_up(other.completed(feeds))
@@ -92,25 +92,25 @@ class OverridableExecutor(Executor):
             super().warm_up(feeds)
 
     def statistics(self) -> ExecutorStatistics:
-        """As `Executor.statistics`; requests that override something are counted, and their times left out."""
-        found = super().statistics()
+        """As `Executor.statistics`; requests that override parameters are counted, but their times left out."""
+        total = super().statistics()
         for other in self._others:
             more = other.executor.statistics()
-            found = replace(found, **{name: getattr(found, name) + getattr(more, name) for name in _COUNTS})
-        return found
+            total = replace(total, **{name: getattr(total, name) + getattr(more, name) for name in _COUNTS})
+        return total
 
     def drain(self, timeout: float | None = None) -> bool:
         """As `Executor.drain`."""
-        left = self._countdown(timeout)
-        in_time = [other.executor.drain(left()) for other in self._closing()]
-        return super().drain(left()) and all(in_time)
+        remaining = self._countdown(timeout)
+        in_time = [other.executor.drain(remaining()) for other in self._closing()]
+        return super().drain(remaining()) and all(in_time)
 
     async def drain_async(self, timeout: float | None = None) -> bool:
         """As `Executor.drain_async`."""
-        left = self._countdown(timeout)
+        remaining = self._countdown(timeout)
         others = await on_a_thread(f"dagexec-{self.model.name}-closing", self._closing)
-        in_time = [await other.executor.drain_async(left()) for other in others]
-        return await super().drain_async(left()) and all(in_time)
+        in_time = [await other.executor.drain_async(remaining()) for other in others]
+        return await super().drain_async(remaining()) and all(in_time)
 
     def close(self, *, drain: bool = False) -> None:
         """As `Executor.close`."""
@@ -136,7 +136,7 @@ class OverridableExecutor(Executor):
         self._is_open = True
 
     def _overridden(self, feeds: Feeds) -> frozenset[str]:
-        """What is fed of that which need not be."""
+        """The overridable parameters among `feeds`."""
         inputs = self._overridable.inputs
         return frozenset() if inputs.keys().isdisjoint(feeds) else frozenset(inputs.keys() & feeds.keys())
 
@@ -144,19 +144,19 @@ class OverridableExecutor(Executor):
         return next((other for other in self._others if names <= other.names), None)
 
     def _other(self, names: frozenset[str]) -> _Other:
-        """What runs feeds that have `names`, compiled now if need be."""
-        known = self._known(names)
-        if known is not None:
-            return known
+        """The executor for feeds with `names`, compiled now if need be."""
+        match = self._known(names)
+        if match is not None:
+            return match
         self._dispatcher.check_caller("run")
         with self._compiling:
-            known = self._known(names)
-            if known is None:
+            match = self._known(names)
+            if match is None:
                 if not self._is_open:
                     raise ClosedError(f"net {self.model.name!r}: the executor is closed")
-                known = self._compiled(names.union(*(other.names for other in self._others)))
-                self._others = (*self._others, known)
-        return known
+                match = self._compiled(names.union(*(other.names for other in self._others)))
+                self._others = (*self._others, match)
+        return match
 
     def _compiled(self, names: frozenset[str]) -> _Other:
         if len(self._others) == _MOST - 1:
@@ -178,13 +178,13 @@ class OverridableExecutor(Executor):
         return _Other(names, {name: self._overridable.values[name] for name in names}, executor)
 
     def _countdown(self, timeout: float | None) -> Callable[[], float | None]:
-        """What is left of `timeout` seconds when it is called, None for no limit. Raises what `waiting_time` raises."""
+        """Returns the rest of `timeout` seconds at each call, None for no limit. Raises what `waiting_time` raises."""
         waiting_time(timeout)
         deadline = None if timeout is None else self._now() + timeout
         return lambda: None if deadline is None else max(0.0, deadline - self._now())
 
     def _closing(self) -> tuple[_Other, ...]:
-        """Compile no more, and admit no requests; all that was compiled."""
+        """Compile no more, and admit no requests; returns all compiled executors."""
         if not self._dispatcher.forked:
             self._shut()
         with self._compiling:
@@ -192,16 +192,16 @@ class OverridableExecutor(Executor):
             return self._others
 
     def _renew_lock(self) -> None:
-        self._compiling = threading.Lock()  # a thread of the parent may hold the other for good
+        self._compiling = threading.Lock()  # a thread of the parent may hold the old one forever
 
 
 @dataclass(frozen=True)
 class _Other:
-    """The executor of runs that override something.
+    """The executor of runs that override parameters.
 
     Attributes:
         names: parameters that are its inputs.
-        values: what they are where a run does not override them.
+        values: their values where a run does not override them.
     """
 
     names: frozenset[str]
@@ -209,5 +209,5 @@ class _Other:
     executor: Executor
 
     def completed(self, feeds: Feeds) -> Feeds:
-        """The feeds with the values of what they leave out."""
+        """The feeds, completed by the values of the parameters that they leave out."""
         return {**self.values, **feeds}

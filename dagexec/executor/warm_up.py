@@ -1,4 +1,4 @@
-"""What a model is warmed up with when nobody gives it real inputs: zeros of the right dtypes and shapes."""
+"""Zeros of the right dtypes and shapes, to warm a model up without real inputs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def zero_feeds(model: Model, shapes: Shapes | None = None) -> dict[str, Array]:
     """Zeros (empty strings for text) for every input that the net needs.
 
     `shapes` are used where given; else the model's own, with 1 for an axis of any size. An input of unknown dtype gets
-    float32. Raises FeedError for a name that is no input, and for an input of which no shape is known.
+    float32. Raises FeedError for a name that is no input, and for an input of unknown shape.
     """
-    given = shapes or {}
-    unknown = sorted(set(given) - set(model.inputs))
+    sizes = shapes or {}
+    unknown = sorted(set(sizes) - set(model.inputs))
     if unknown:
         raise FeedError(
             f"net {model.name!r}: warm start: {unknown} are no inputs; the inputs are {sorted(model.inputs)}"
             f"{did_you_mean(unknown[0], model.inputs)}"
         )
     feeds: dict[str, Array] = {}
-    for name in sorted(model.needed_inputs() | given.keys()):
+    for name in sorted(model.needed_inputs() | sizes.keys()):
         info = model.inputs[name]
-        if name in given:
-            shape = tuple(given[name])
+        if name in sizes:
+            shape = tuple(sizes[name])
         elif info.shape is not None:
             shape = tuple(1 if size is None else size for size in info.shape)
         else:

@@ -112,7 +112,7 @@ MISTAKES = {
     ),
     "who is served lets nobody in": (
         "closing", "somebody awaits admission although there is room",
-        Edit(DispatchState._next, "        self._admit()\n        return taken", "        return taken"),
+        Edit(DispatchState._next, "        self._admit()\n        return queued", "        return queued"),
     ),
     "who gives up stays in the queue": (
         "a queue that waits", "a request is lost, or in two places",

@@ -46,15 +46,15 @@ MUTANTS = (
     Mutant(
         "each part that fills a block up counts as one row",
         "dagexec/executor/requests/blocked_run.py",
-        "            left -= self._rows\n",
-        "            left -= 1\n",
+        "            missing -= self._rows\n",
+        "            missing -= 1\n",
         _BLOCKS,
     ),
     Mutant(
         "a block is filled up once, however many rows it lacks",
         "dagexec/executor/requests/blocked_run.py",
-        "        while left > 0:",
-        "        if left > 0:",
+        "        while missing > 0:",
+        "        if missing > 0:",
         _BLOCKS,
     ),
     Mutant(
@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         "an event loop counts as woken until it has set all waits",
         "dagexec/executor/requests/waiting.py",
-        "        self._woken = False  # first: whoever puts one in from here on wakes the loop again\n"
+        "        self._woken = False  # first, so that later calls of `put` wake the loop again\n"
         "        while self._waits:\n            self._waits.popleft().set()\n",
         "        while self._waits:\n            self._waits.popleft().set()\n        self._woken = False\n",
         ("tests/executor/test_event_loop.py",),

@@ -1,7 +1,7 @@
 """Where the requests of a model have their rows, along which they are joined.
 
-Found when the model is compiled, and again for shapes that were left open then: what is shown for some sizes need not
-be so for others.
+Inferred when the model is compiled, and again for shapes that were left open then: a proof for some sizes need not
+hold for others.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dagexec.executor.batching.padding import Padding
 from dagexec.options import CompileOptions, Shapes
 
 _MAX_ELEMENTS = 1 << 10
-"""Of a parameter whose values shapes may depend on; only the types of larger ones are kept."""
+"""Shapes may depend on the values of parameters up to this size; only the types of larger ones are kept."""
 
 _OPEN_SIZES = (8, 64, 224)
-"""What is tried at compile for sizes that the model leaves open: a net may need a certain one at least."""
+"""Tried at compile time for sizes that the model leaves open: a net may need a minimum size."""
 
 
 class BatchAxes:
     """The batch axes of a model.
 
     Attributes:
-        inputs: the axis by input. One that is not here is for all rows.
+        inputs: the axis by input. An input that is missing here is the same for all rows.
         found: where blobs have rows in every request; None when that is to be shown for the shapes of each.
         padding: of requests of different lengths, if it was asked for.
     """
@@ -38,9 +38,9 @@ class BatchAxes:
         listed = sorted(name for name, info in model.inputs.items() if info.is_sequence or info.is_optional)
         if listed:
             raise SettingError(f"net {model.name!r}: max_batch joins arrays; inputs {listed} are sequences or optional")
-        made = model.init_program.op
-        kept = {*model.parameters, *(name for definition in made for name in definition.output)}
-        if not kept.isdisjoint(name for definition in model.program.op for name in definition.output):
+        init_operators = model.init_program.op
+        parameter_names = {*model.parameters, *(name for definition in init_operators for name in definition.output)}
+        if not parameter_names.isdisjoint(name for definition in model.program.op for name in definition.output):
             raise SettingError(f"net {model.name!r}: max_batch is for nets that do not update their parameters")
         parameters = model.parameters.items()
         self._large = {
@@ -49,9 +49,9 @@ class BatchAxes:
             if array.size > _MAX_ELEMENTS
         }
         self._model = model.changed(parameters={n: array for n, array in parameters if n not in self._large})
-        found, types, is_open = _found(self._model, self._large, options.batch_axes, options.shapes or {})
-        self.inputs = {name: rows.axis for name, rows in found.inputs.items()}
-        self.found = None if is_open else found
+        row_axes, types, is_open = _found(self._model, self._large, options.batch_axes, options.shapes or {})
+        self.inputs = {name: rows.axis for name, rows in row_axes.inputs.items()}
+        self.found = None if is_open else row_axes
         self.padding: Padding | None = None
         if options.batch_padding is not None:
             self.padding = Padding(model, options.batch_padding, types, self.inputs)
@@ -64,7 +64,7 @@ class BatchAxes:
 def _found(
     model: Model, large: Mapping[str, TensorType], axes: Mapping[str, int] | None, shapes: Shapes
 ) -> tuple[RowAxes, Mapping[str, TensorType], bool]:
-    """The rows at compile, of inputs of which types, and whether the model leaves sizes open besides their number."""
+    """The rows at compile time, the types of the inputs, and whether sizes besides the number of rows are open."""
     inputs = {name: model.inputs[name] for name in sorted(model.needed_inputs())}
     chosen = _free_first_axes(model.name, inputs) if axes is None else _checked(model.name, inputs, axes)
     unknown = sorted(name for name, info in inputs.items() if info.shape is None and name not in shapes)
@@ -86,7 +86,7 @@ def _found(
 
 
 def _free_first_axes(net: str, inputs: Mapping[str, InputInfo]) -> dict[str, int]:
-    """Axis 0 of every input whose size there is free. Raises SettingError when there is none."""
+    """Axis 0 of every input where that size is free. Raises SettingError when there is none."""
     axes = {name: 0 for name, info in inputs.items() if info.shape is None or info.shape[:1] == (None,)}
     if not axes:
         shapes = {name: info.shape for name, info in inputs.items()}
@@ -109,7 +109,9 @@ def _checked(net: str, inputs: Mapping[str, InputInfo], axes: Mapping[str, int])
 def _type(info: InputInfo, shape: Sequence[int] | None, size: int) -> TensorType:
     sizes = info.shape if shape is None else shape
     assert sizes is not None
-    return TensorType(tuple(size if one is None else int(one) for one in sizes), info.dtype or FLOAT32)
+    return TensorType(
+        tuple(size if given_size is None else int(given_size) for given_size in sizes), info.dtype or FLOAT32
+    )
 
 
 def _joinable(net: str, axes: RowAxes) -> RowAxes:

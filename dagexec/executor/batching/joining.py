@@ -1,6 +1,6 @@
 """Dynamic batching: requests that wait are joined along their batch axis, run once, and split again.
 
-What is here joins and splits; which requests are joined, and when, is decided in `queue` and `dispatch.state`.
+This module joins and splits; `queue` and `dispatch.state` decide which requests are joined, and when.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from dagexec.executor.batching.axes import BatchAxes
 
 MAX_SHARED_BYTES = 4096
-"""An input for all rows that is larger is not compared: its request runs alone."""
+"""Inputs for all rows are compared up to this size; a request with a larger one runs alone."""
 
 _MAX_GROUPS = 1024
-"""How many kinds of requests are remembered."""
+"""Kinds of requests that are remembered."""
 
 
 class _Last(NamedTuple):
-    """What was found for the request before."""
+    """The previous request, which the next one probably resembles."""
 
     signature: Signature
     names: Sequence[str]
@@ -40,12 +40,12 @@ class _Last(NamedTuple):
 
 
 class Batching:
-    """What is asked of each request of one model whose requests are joined."""
+    """Finds rows and groups of the requests of a model whose requests are joined."""
 
     def __init__(
         self, model: Model, axes: BatchAxes, max_batch: int, later: Callable[[Callable[[], object]], object]
     ) -> None:
-        """`later` has what it is given called by another thread."""
+        """`later` has another thread call its argument."""
         self._net = model.name
         self._outputs = frozenset(model.outputs)
         self._axes = axes
@@ -56,7 +56,7 @@ class Batching:
         self._last: _Last | None = None
 
     def fitting(self, feeds: Feeds) -> dict[str, Array] | None:
-        """`feeds`, if they are arrays like those of the request before; these had been checked."""
+        """`feeds`, if they are arrays like those of the previous request, which were checked."""
         last = self._last
         arrays = None if last is None else arrays_like(last.signature, feeds)
         if last is None or arrays is None:
@@ -71,7 +71,7 @@ class Batching:
         """Set `rows` and `group` of a request with checked feeds.
 
         Its feeds are padded where that was asked for. Raises FeedError when inputs disagree on the number of rows or
-        the length, or have more than the most.
+        the length, or have more than `max_batch` rows.
         """
         if self._axes.padding is not None:
             request.feeds, length = self._axes.padding.filled(request.feeds)
@@ -91,7 +91,7 @@ class Batching:
             self._find_group(request)
 
     def rows(self, feeds: Mapping[str, Array]) -> int:
-        """How many rows checked feeds have; 0 where an input has no batch axis, after all. Raises FeedError."""
+        """The number of rows of checked feeds; 0 where an input lacks its batch axis. Raises FeedError."""
         axes = self._axes.inputs.items()
         sizes = {name: feeds[name].shape[axis] for name, axis in axes if name in feeds and feeds[name].ndim > axis}
         counts = set(sizes.values())
@@ -123,28 +123,28 @@ class Batching:
             self._last = _Last(signature, request.names, request.rows, request.group)
 
     def _new_group(self, request: Request, key: Hashable, types: Hashable) -> Group | None:
-        """The group of requests like this one; None when it runs alone, as it does while nothing is shown yet."""
+        """The group of requests like this one; None when it runs alone, as before its rows are analyzed."""
         axes = self._axes.found or self._shown_for(request.feeds, types)
         if axes is None:
             return None
         results = {name: axes.blobs.get(name) for name in request.names}
         if any(rows.before > 1 if rows else name not in self._outputs for name, rows in results.items()):
-            return None  # they cannot be cut out, or nothing is known of them
+            return None  # results cannot be split, or it is not known whether they can
         if len(self._groups) >= _MAX_GROUPS:
             self._groups = {}
         return self._groups.setdefault(key, Group(self._axes.inputs, results))
 
     def _shown_for(self, feeds: Mapping[str, Array], types: Hashable) -> RowAxes | None:
-        """What is shown for inputs of these types; the first request with them has it found, and does not wait."""
+        """The row axes for inputs of these types. The first request with them has them inferred, and does not wait."""
         if types not in self._shown:
             if len(self._shown) >= _MAX_GROUPS:
                 self._shown = {}
             self._shown[types] = None
-            found = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in feeds.items()}
-            self._later(lambda: self._show(found, types))
+            kinds = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in feeds.items()}
+            self._later(lambda: self._show(kinds, types))
             return None
         return self._shown.get(types)
 
-    def _show(self, found: Mapping[str, TensorType], types: Hashable) -> None:
-        with suppress(RowsError):  # what has these shapes runs alone
-            self._shown[types] = self._axes.of(found)
+    def _show(self, kinds: Mapping[str, TensorType], types: Hashable) -> None:
+        with suppress(RowsError):  # requests of these shapes run alone
+            self._shown[types] = self._axes.of(kinds)

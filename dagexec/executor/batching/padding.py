@@ -1,7 +1,7 @@
 """Padding of requests of different lengths to a few sizes, so that they may be joined, and their results cut again.
 
-That padding cannot be seen in a result is the user's word; that a result has the shape of the run without it, is not.
-A request is padded whoever is in its batch, and also alone, so that its bytes depend on nobody.
+The user vouches that padding does not change a result; dagexec ensures that its shape is that of a run without it.
+A request is padded even if it runs alone, so that its bytes do not depend on who is in its batch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dagexec.executor.source.types import GivenTypes
 from dagexec.options import BatchPadding
 
 _ROWS = 2
-"""Of the runs that types are inferred for: one row would not tell an axis of lengths from one of rows and lengths."""
+"""Rows in the runs that types are inferred for: 1 would make an axis of rows times lengths look like one of lengths."""
 
 
 class Padding:
-    """What is padded in the requests of one model, and what is cut from their results."""
+    """Pads the requests of a model, and says how their results are cut."""
 
     def __init__(
         self, model: Model, padding: BatchPadding, types: Mapping[str, TensorType], batch_axes: Mapping[str, int]
@@ -48,7 +48,7 @@ class Padding:
             self._check_told(name, SettingError)
 
     def filled(self, feeds: Mapping[str, Array]) -> tuple[Mapping[str, Array], int | None]:
-        """`feeds` with zeros behind them, up to the next of the sizes, and the length before; None if it is a size.
+        """`feeds`, padded with zeros up to the next of the sizes, and their length; None if that is one of the sizes.
 
         Raises FeedError when inputs disagree on the length, or it is more than the largest size.
         """
@@ -66,7 +66,7 @@ class Padding:
         return {name: self._padded(name, array, size) for name, array in feeds.items()}, length
 
     def cuts(self, names: Sequence[str], length: int) -> Cuts:
-        """What belongs to a request of this `length` of the results `names`. Raises FeedError where none can tell."""
+        """The parts of the results `names` that belong to a request of `length`. Raises FeedError where unknown."""
         for name in names:
             self._check_told(name, FeedError)
         return {
@@ -88,18 +88,18 @@ class Padding:
     def _find_cuts(
         self, given: GivenTypes, types: Mapping[str, TensorType], batch_axes: Mapping[str, int]
     ) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
-        """By blob, the axes that have the length of a request; and the blobs of which that cannot be told."""
+        """By blob, the axes that have the length of a request; and the blobs where they cannot be inferred."""
         sizes = self._sizes[-1], self._sizes[-1] - 1
         with_rows = {name: _resized(kind, batch_axes.get(name), _ROWS) for name, kind in types.items()}
-        found = []
+        kinds = []
         for size in sizes:
-            known = {name: _resized(kind, self._axes.get(name), size) for name, kind in with_rows.items()}
-            known = {**given.types, **known}
-            found.append(infer_listed(given.name, given.operators, known, given.values).blobs)
+            sized = {name: _resized(kind, self._axes.get(name), size) for name, kind in with_rows.items()}
+            sized = {**given.types, **sized}
+            kinds.append(infer_listed(given.name, given.operators, sized, given.values).blobs)
         cuts: dict[str, tuple[int, ...]] = {}
         untold = set()
-        for name, kind in found[0].items():
-            axes = _axes_of_lengths(kind, found[1][name], sizes)
+        for name, kind in kinds[0].items():
+            axes = _axes_of_lengths(kind, kinds[1][name], sizes)
             if axes is None:
                 untold.add(name)
             else:
@@ -140,10 +140,10 @@ def _resized(kind: TensorType, axis: int | None, size: int) -> TensorType:
 
 
 def _axes_of_lengths(
-    one: TensorType | None, other: TensorType | None, lengths: tuple[int, int]
+    kind: TensorType | None, other: TensorType | None, lengths: tuple[int, int]
 ) -> tuple[int, ...] | None:
-    """The axes that are as long as a request is, given the types for two lengths; None if a size differs otherwise."""
-    if one is None or other is None or len(one.shape) != len(other.shape):
+    """The axes as long as a request, from the types for two lengths; None if another size differs."""
+    if kind is None or other is None or len(kind.shape) != len(other.shape):
         return None
-    differ = tuple(axis for axis, pair in enumerate(zip(one.shape, other.shape, strict=True)) if pair[0] != pair[1])
-    return differ if all((one.shape[axis], other.shape[axis]) == lengths for axis in differ) else None
+    differ = tuple(axis for axis, pair in enumerate(zip(kind.shape, other.shape, strict=True)) if pair[0] != pair[1])
+    return differ if all((kind.shape[axis], other.shape[axis]) == lengths for axis in differ) else None

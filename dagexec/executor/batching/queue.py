@@ -1,7 +1,7 @@
-"""The queue of requests that may be joined: as `RequestQueue`, with those of one group taken together.
+"""The queue of requests that may be joined: a `RequestQueue` that gives out requests of a group together.
 
-A group are requests that may be joined. It is ready when its rows fill a batch, or its oldest request has waited for
-company as long as it may; a request without a group needs none.
+A group is a set of requests that may be joined. It is ready when its rows fill a batch, or its oldest request has
+waited for `max_wait` seconds; a request without a group is ready at once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class _Waiting:
     """The requests of one group that wait.
 
     Attributes:
-        requests: the one that came in first is the first.
-        rows: how many they have together.
-        in_order: that one is the oldest, too; it may have waited for less long before it was let in.
+        requests: in order of arrival.
+        rows: their total number.
+        in_order: the first is the oldest, too; requests that awaited admission may be older than those before them.
     """
 
     __slots__ = ("in_order", "requests", "rows")
@@ -35,8 +35,8 @@ class _Waiting:
 class BatchQueue(RequestQueue):
     """Requests in the order in which they are to be served, several at once.
 
-    Requests of a group go in the order of `RequestQueue`; what joins the one whose turn it is comes in order of
-    priority, then of arrival. One that joins overtakes nobody: its turn costs no run. Not safe by itself.
+    Groups go in the order of `RequestQueue`; the request whose turn it is is joined by others in order of priority,
+    then of arrival. They overtake nobody, as they need no run of their own. Not safe by itself.
     """
 
     __slots__ = ("_alone", "_groups", "_max_batch", "_max_wait", "_prioritized")
@@ -47,15 +47,15 @@ class BatchQueue(RequestQueue):
         self._max_batch = max_batch
         self._max_wait = max_wait
         self._groups: dict[Hashable, _Waiting] = {}
-        self._alone = 0  # how many wait that have no group
-        self._prioritized = False  # some request had a priority of its own
+        self._alone = 0  # waiting requests without a group
+        self._prioritized = False  # some request had another priority than 0
 
     def push(self, request: Request) -> None:
         place = self._arrivals = self._arrivals + 1
         group = None if request.group is None else self._groups.get(request.group) or _Waiting()
         if group is not None and group.requests and request.created < next(reversed(group.requests)).created:
             group.in_order = False
-        self.waiting[request] = None  # from here on nothing is called, so that Ctrl-C comes before or after all of it
+        self.waiting[request] = None  # no calls from here on, so that Ctrl-C comes before or after all of it
         request.queue = self
         if request.call.priority:
             self._prioritized = True
@@ -73,7 +73,7 @@ class BatchQueue(RequestQueue):
         return super().clear()
 
     def pop_batch(self, now: float, hurried: bool) -> list[Request]:
-        """Take the requests that run next as one; none while all wait for others, unless they are `hurried`."""
+        """Take the requests of the next run; none while all wait for others, unless they are `hurried`."""
         first = self._first_ready(now, hurried)
         if first is None:
             return []
@@ -81,17 +81,17 @@ class BatchQueue(RequestQueue):
         self.take(first)
         if group is None:
             return [first]
-        taken = [first, *self._joining(group, self._max_batch - first.rows)]
-        for request in taken[1:]:
+        batch = [first, *self._joining(group, self._max_batch - first.rows)]
+        for request in batch[1:]:
             self.remove(request)
-        return taken
+        return batch
 
     def is_ready(self, now: float, hurried: bool) -> bool:
-        """Somebody needs wait no more: `pop_batch` would take requests."""
+        """`pop_batch` would take requests."""
         return self._first_ready(now, hurried) is not None
 
     def next_due(self) -> float | None:
-        """When the first request will have waited for others as long as it may; None when none waits."""
+        """The first time at which a request has waited for others long enough; None when none waits."""
         return min((self._due(group) for group in self._groups.values()), default=None)
 
     def _first_ready(self, now: float, hurried: bool) -> Request | None:
@@ -115,7 +115,7 @@ class BatchQueue(RequestQueue):
         return oldest + self._max_wait
 
     def _joining(self, group: _Waiting, room: int) -> list[Request]:
-        """Those that join, up to the first that has more rows than there is `room`."""
+        """Requests that join, up to the first with more rows than there is `room` for."""
         joining: list[Request] = []
         for request in self._in_order(group, room):
             room -= request.rows
@@ -124,14 +124,14 @@ class BatchQueue(RequestQueue):
             joining.append(request)
         return joining
 
-    def _in_order(self, group: _Waiting, most: int) -> list[Request]:
-        """The first of a group, at most as many as given: `nsmallest` keeps the order of arrival among equals."""
+    def _in_order(self, group: _Waiting, count: int) -> list[Request]:
+        """The first `count` requests of a group: `nsmallest` keeps the order of arrival among equals."""
         if not self._prioritized:
-            return list(islice(group.requests, most))
-        return nsmallest(most, group.requests, key=lambda request: -request.call.priority)
+            return list(islice(group.requests, count))
+        return nsmallest(count, group.requests, key=lambda request: -request.call.priority)
 
     def _forget(self, request: Request) -> None:
-        del self.waiting[request]  # as in `push`, nothing is called
+        del self.waiting[request]  # as in `push`, no calls
         request.queue = None
         if request.group is None:
             self._alone -= 1

@@ -1,7 +1,7 @@
-"""Runs of a number of rows that nothing is prepared for, as several of numbers that something is.
+"""A run of a new number of rows, as several runs of numbers of rows that the net is already prepared for.
 
-Where the rows of a net are shown to be apart, and have the same bytes in every batch, nobody can tell. What a run is
-made up of is decided in `dagexec.binding.block_sizes`.
+Results are the same where the rows of a net are independent and have the same bytes in every batch.
+`dagexec.binding.block_sizes` chooses the blocks.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ else:
     from dagexec.executor.batching.axes import BatchAxes
 
 _MAX_SHOWN = 1024
-"""Kinds of inputs of which is remembered whether their rows are apart."""
+"""Kinds of inputs for which is remembered whether their rows are independent."""
 
 _MANY = 8
-"""So many known numbers of rows, and it is found out whether rows are apart, as else to look for blocks is in vain."""
+"""From this many prepared numbers of rows on it is inferred whether rows are independent, as blocks then pay."""
 
 _UNKNOWN = object()
-"""In the place of what is remembered, where nothing is."""
+"""Stands for a kind that is not remembered."""
 
 
 class RowBlocks:
-    """What is known of the rows of one model. Nothing is asked before it matters: a second number of rows comes."""
+    """Splits runs of a model into blocks of rows. Row axes are inferred only once a second number of rows comes."""
 
     def __init__(self, model: Model, options: CompileOptions) -> None:
         self._outputs = frozenset(model.outputs)
@@ -53,9 +53,9 @@ class RowBlocks:
         self._shown: dict[Hashable, RowAxes | None] = {}
 
     def of(self, request: Request) -> BlockedRun | None:
-        """The runs that `request`, which has a replica, is made up of; None when it is one.
+        """The blocks of `request`, which has a replica; None when it is a single run.
 
-        It always is where somebody watches it, or has a replica warmed up, and where its inputs were padded.
+        That is also so where it is observed, warms up a replica, or has padded inputs.
         """
         replica = request.replica
         watched = request.call.trace is not None or request.pinned is not None
@@ -81,7 +81,7 @@ class RowBlocks:
         return BlockedRun(rows, sizes, self._axes, results)
 
     def _rows(self, feeds: Mapping[str, Array]) -> int:
-        """How many rows the inputs have; 0 when they do not agree, or one is text."""
+        """The number of rows of the inputs; 0 when they disagree, or an input is text."""
         if any(array.dtype == np.object_ for array in feeds.values()) or not self._axes.keys() <= feeds.keys():
             return 0
         if any(feeds[name].ndim <= axis for name, axis in self._axes.items()):
@@ -95,17 +95,17 @@ class RowBlocks:
         return shape if axis is None else (*shape[:axis], -1, *shape[axis + 1 :])
 
     def _ready(self, replica: Replica, kind: Hashable) -> dict[int, float]:
-        """How many rows of this kind `replica` is prepared for, and the seconds that a run of each takes."""
-        found: dict[int, float] = {}
+        """The numbers of rows of this kind that `replica` is prepared for, and the seconds that a run of each takes."""
+        seconds_by_rows: dict[int, float] = {}
         for signature, seconds in replica.prepared_for():
             if kind == tuple((name, dtype.str, self._others(name, shape)) for name, dtype, shape in signature):
                 counts = {shape[self._axes[name]] for name, _, shape in signature if name in self._axes}
-                found[counts.pop()] = seconds
-        found.pop(0, None)  # no rows, no block
-        return found
+                seconds_by_rows[counts.pop()] = seconds
+        seconds_by_rows.pop(0, None)  # no rows, no block
+        return seconds_by_rows
 
     def _shown_for(self, feeds: Mapping[str, Array], kind: Hashable) -> RowAxes | None:
-        """What is shown for inputs of this kind; None where rows are not apart, or nothing is known."""
+        """The row axes for inputs of this kind; None where rows are not independent, or that is unknown."""
         if kind not in self._shown:
             if len(self._shown) >= _MAX_SHOWN:
                 self._shown = {}
@@ -123,7 +123,7 @@ class RowBlocks:
             return None
 
     def _results(self, request: Request, shown: RowAxes) -> dict[str, Rows | None] | None:
-        """Where the results have rows; None when one cannot be put together."""
+        """Where the results have rows; None when a result cannot be put together."""
         results = {name: shown.blobs.get(name) for name in request.names}
         for name, rows in results.items():
             if name in request.feeds or (rows.before > 1 if rows else name not in self._outputs):
@@ -132,7 +132,7 @@ class RowBlocks:
 
 
 class _Later:
-    """The batch axes of a model, found when they are first asked for."""
+    """The batch axes of a model, inferred at first use."""
 
     def __init__(self, model: Model, options: CompileOptions) -> None:
         self._model: Model | None = model
@@ -142,10 +142,10 @@ class _Later:
     def made(self) -> BatchAxes | None:
         """None where rows are not apart, or may have other bytes in other batches."""
         model, self._model = self._model, None
-        if model is not None and all(one.arguments().bool("batch_invariant", True) for one in model.program.op):
+        if model is not None and all(node.arguments().bool("batch_invariant", True) for node in model.program.op):
             with suppress(RowsError, SettingError):
-                known = model.parameters
-                outlines = known.outlines() if isinstance(known, Parameters) else known
+                parameters = model.parameters
+                outlines = parameters.outlines() if isinstance(parameters, Parameters) else parameters
                 options = replace(self._options, batch_padding=None)
                 self._made = batch_axes.BatchAxes(model.changed(parameters=outlines), options)
         return self._made

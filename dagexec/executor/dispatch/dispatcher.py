@@ -1,11 +1,12 @@
 """The dispatcher: takes requests on, gives each a replica when it is its turn, and ends it.
 
-What it decides is in `state`; here are the lock around that, the clock, spans, and what callers are told.
-Whoever has a request served, on workers (`pooled`) or in its caller's thread (`inline`), says when it ended, and learns
-which request has the replica next.
+`state` decides; this module adds the lock around that, the clock, spans and the notification of callers.
+`pooled` (on workers) and `inline` (in the caller's thread) run requests: they report the end of each, and learn which
+request has the replica next.
 
-The dispatcher's lock guards its state and what changes in a request. It is never held while anything is fed, prepared,
-run, fetched or told. Only the lock of an arena budget is taken under it, by idle replicas that give their memory back.
+The dispatcher's lock guards its state and the changes of a request. It is never held while a request is fed, prepared,
+run or fetched, or a caller notified. Only the lock of an arena budget is taken under it, when idle replicas return
+memory.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """Who is served when, by the replicas of one executor."""
+    """Decides which request is served when, by the replicas of one executor."""
 
     def __init__(
         self,
@@ -66,13 +67,13 @@ class Dispatcher:
         self._now = threads().monotonic
         self._lock = threads().lock()
         self._when_empty: list[Callable[[], object]] = []
-        self.call_loop: Callable[[EventLoop], object] | None = None  # has it come by, as requests wait for its turns
+        self.call_loop: Callable[[EventLoop], object] | None = None  # calls the loop, for whose turns requests wait
         reset_after_fork(self, Dispatcher._in_child)
         if threads().concurrent:
             stop_at_exit(self, Dispatcher._stop_at_exit)
 
     def admit(self, request: Request) -> Request | None:
-        """Take a request on. Who has a replica now that it came, itself or a batch: the caller has that served.
+        """Take a request on. Returns the request or batch that has a replica now; the caller has that served.
 
         Raises ClosedError when no more are admitted, QueueFullError, RunTimeoutError for one that is late, and what
         `check_caller` raises.
@@ -91,7 +92,7 @@ class Dispatcher:
             raise
 
     def refuse(self, error: FeedError) -> None:
-        """What a caller gave is no request. It is counted, and has a span, as one that is over."""
+        """A call with wrong feeds. It is counted and gets a span, like a request that is over."""
         request = Request({})
         if self._telemetry is not None:
             self._telemetry.start(request)
@@ -101,10 +102,10 @@ class Dispatcher:
         self._record(request, error, request.begun)
 
     def admit_inline(self, request: Request, binding: IOBinding) -> bool:
-        """Give `request` an idle replica that is fed as `binding` does; False when there is none.
+        """Give `request` an idle replica that is bound like `binding`; False when there is none.
 
-        False also for a thread that is in a run here, as an operator's is, or whose last one is still to be handed on.
-        Call `end_inline` afterwards, also when this is interrupted. Raises what `check_caller` raises.
+        False also for a thread that is in a run here, as an operator's, or whose last replica is not
+        handed on. Call `end_inline` afterwards, also when this is interrupted. Raises what `check_caller` raises.
         """
         caller, now = get_ident(), self._now()
         if caller in self._pool.workers:
@@ -113,7 +114,7 @@ class Dispatcher:
             return self.state.arrive_inline(request, binding, caller, now)
 
     def started(self, request: Request, run: Run) -> DagexecError | None:
-        """From here on, whoever cancels `request` stops `run`. Why it was cancelled before, if it was."""
+        """From here on, cancelling `request` stops `run`. Returns why it was cancelled before, if it was."""
         if self._telemetry is not None and isinstance(request, Batch):
             self._telemetry.start_batch(request)
         with self._lock:
@@ -121,9 +122,9 @@ class Dispatcher:
             return request.cancelled
 
     def end(self, request: Request, result: Outputs | None, error: BaseException | None) -> None:
-        """Settle a request that had a replica, and tell its caller; `following` is who has the replica now.
+        """Settle a request that had a replica, and notify its caller; `following` has the replica now.
 
-        One that was given up while its replica was prepared is over already.
+        A request that was abandoned while its replica was prepared is over already.
         """
         replica = request.replica
         assert replica is not None
@@ -135,12 +136,12 @@ class Dispatcher:
             is_whole = request.blocks is None and not isinstance(request, Batch)
             if error is None and replica.io_binding is not None and is_whole:
                 replica.io_binding.took(now - request.begun)
-            told = self.state.end(request, result, error, now)
+            ended = self.state.end(request, result, error, now)
         if self._telemetry is not None and isinstance(request, Batch):
             self._telemetry.end_batch(request, outcome_name(error), error)
-        for one in told:
-            self._record(one, one.error, now)
-        if told:
+        for member in ended:
+            self._record(member, member.error, now)
+        if ended:
             self.notify(request)
         elif self._when_empty:
             self._announce_empty()
@@ -148,13 +149,13 @@ class Dispatcher:
             self.have_turns()
 
     def take(self, request: Request) -> None:
-        """The results of `request` are being fetched: those who share a joined run leave it only when that is over."""
+        """The results of `request` are being fetched: members of a batch leave it only when that is over."""
         if isinstance(request, Batch):
             with self._lock:
                 self.state.take(request)
 
     def start_waiting(self) -> list[Request]:
-        """Who need not wait any more and has a replica now: the caller has these served."""
+        """The requests that need not wait any more and have a replica now: the caller has them served."""
         started: list[Request] = []
         with self._lock:
             now = self._now()
@@ -163,14 +164,14 @@ class Dispatcher:
         return started
 
     def may_start(self) -> bool:
-        """`start_waiting` may find somebody."""
+        """`start_waiting` may return requests."""
         with self._lock:
             return self.state.may_start(self._now())
 
     def have_turns(self) -> bool:
-        """A request came, or a replica is free: have the event loop come by that the requests in the queue wait for.
+        """A request came, or a replica is free: call the event loop that the requests in the queue wait for.
 
-        False when they wait although a replica is idle, but not for one event loop.
+        False when they wait although a replica is idle, but not all for the same event loop.
         """
         if self.call_loop is None or not (self.state.idle and self.state.queue.waiting):
             return True
@@ -181,18 +182,18 @@ class Dispatcher:
         return loop is not None
 
     def take_turn(self) -> Request | None:
-        """On the thread of an event loop: who has a replica now. None when none waits, or no replica is idle."""
+        """On the thread of an event loop: the request that has a replica now, if one waits and a replica is idle."""
         with self._lock:
             return self.state.take_turn(self._now())
 
     def give_up_turns(self) -> list[Request]:
-        """Nobody waits for an event loop any more. Who has a replica now: the caller has these served."""
+        """Requests wait for event loops no more. Returns those that have a replica now: the caller has them served."""
         with self._lock:
             self.state.queue.forget_loops()
         return self.start_waiting()
 
     def new_due(self) -> float | None:
-        """When the caller is to ask who need not wait any more; None when it will already, or nobody waits so."""
+        """When to call `start_waiting`; None when a timer is set already, or no request waits for others."""
         state = self.state
         if state.timer_due is not None or not (state.idle and state.queue.waiting):
             return None
@@ -200,20 +201,20 @@ class Dispatcher:
             return state.new_due()
 
     def rings(self, due: float) -> bool:
-        """The moment `due` that `new_due` gave has come. False when another one has taken its place."""
+        """The time `due` that `new_due` returned has come. False when another one has taken its place."""
         with self._lock:
             return self.state.rings(due)
 
     def hurry(self) -> None:
-        """Nobody waits for others from here on."""
+        """Requests do not wait for others from here on."""
         with self._lock:
             self.state.hurry()
 
     def end_inline(self, request: Request, error: BaseException | None = None) -> bool:
         """The inline run of `request`, if it has one, is over. True when its replica is to be handed on: `hand_on`.
 
-        False as well when its thread keeps it; then `take_back` is to be called in a moment. Called again after an
-        interrupt, it does what is left to do.
+        False also when its thread keeps it; then call `take_back` in a moment. Called again after an interrupt, it does
+        the rest.
         """
         if request.replica is None:
             return False
@@ -229,14 +230,14 @@ class Dispatcher:
             return not self.state.leave_inline(request, outcome, now, bool(self._when_empty), may_keep)
 
     def take_back(self, now: float | None = None) -> list[Request]:
-        """Threads that keep replicas have had time to call, by the clock or at `now`. Who has those of who did not."""
+        """Take replicas back from threads that did not call in time, by the clock or at `now`. Returns who has them."""
         with self._lock:
             return self.state.take_back(self._now() if now is None else now)
 
     def hand_on(self, request: Request) -> None:
-        """The replica of an inline run that is over goes to the request that has it next, `following`.
+        """The replica of an inline run that is over goes to the next request, `following`.
 
-        On a thread that nobody interrupts.
+        Call it on a thread that is never interrupted.
         """
         with self._lock:
             if request.replica is None:
@@ -247,7 +248,7 @@ class Dispatcher:
         self.have_turns()
 
     def add(self, replica: Replica) -> tuple[bool, Request | None]:
-        """A replica that was made later: whether it is taken on, and the request that has it now."""
+        """Add a replica: whether it was accepted, and the request that has it now."""
         self._charge_arenas_of(replica)
         with self._lock:
             if self.state.shut:
@@ -288,7 +289,7 @@ class Dispatcher:
             )
         here = self.state.running.get(get_ident())
         members = self.state.replicas
-        on_device = at_work.stream is not None and any(one.net.would_wait_for_its_device() for one in members)
+        on_device = at_work.stream is not None and any(replica.net.would_wait_for_its_device() for replica in members)
         if on_device or self._is_on_worker() or (here is not None and not here.over):
             raise DagexecError(
                 f"net {self.name!r}: an operator cannot {doing} the executor that runs it; it would wait for itself"
@@ -340,14 +341,14 @@ class Dispatcher:
         return self.state.last_begun
 
     def give_back_arenas(self) -> int:
-        """Give back the arenas of idle replicas, which no request gets meanwhile. How many bytes that were."""
+        """Give back the arenas of idle replicas, which no request gets meanwhile. Returns the bytes."""
         with self._lock:
             if self.forked:
                 return 0
             return sum(replica.give_back_arena() for replica in self.state.unused())
 
     def when_empty(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once no request is left, at once if none is."""
+        """Call `callback` as soon as there are no requests."""
         with self._lock:
             self._when_empty.append(callback)
         self._announce_empty()
@@ -359,7 +360,7 @@ class Dispatcher:
             state = self.state
             times = list(state.times)
             counts = {name: state.outcomes[name] for name in OUTCOMES}
-            running = sum(not one.over for request in state.running.values() for one in members_of(request))
+            running = sum(not member.over for request in state.running.values() for member in members_of(request))
             places = running, len(state.queue) + len(state.again), len(state.awaiting_admission)
             begun = tuple(state.begun)
             batch_sizes, retried = dict(sorted(state.batch_sizes.items())), state.retried
@@ -382,7 +383,7 @@ class Dispatcher:
         )
 
     def notify(self, request: Request) -> None:
-        """Let the caller of a settled request go on, those of a batch that is over, and who waits for the last one."""
+        """Wake the callers of a settled request or batch, and whoever waits for the last request."""
         for ended in request.ended if isinstance(request, Batch) else (request,):
             if self._telemetry is not None:
                 self._end_span(ended, ended.error, ended.begun - ended.created)
@@ -406,8 +407,8 @@ class Dispatcher:
         with self._lock:
             if not self.state.is_empty:
                 return
-            told, self._when_empty = self._when_empty, []
-        for callback in told:
+            callbacks, self._when_empty = self._when_empty, []
+        for callback in callbacks:
             callback()
 
     def _stop_at_exit(self) -> Callable[[Deadline], object]:
@@ -419,7 +420,7 @@ class Dispatcher:
         return lambda deadline: wait.wait(max(0.0, deadline.left()))
 
     def _in_child(self) -> None:
-        """In a child made by `os.fork`: the workers are the parent's, and so is whoever holds the lock."""
+        """In a child made by `os.fork`: workers and holders of the lock are threads of the parent."""
         self.forked = self.state.shut = True
         self._lock = threads().lock()
         self.state.forget_requests()

@@ -1,10 +1,10 @@
 """More replicas while requests have to wait, for an executor whose user did not say how many.
 
-The executor begins with one, whose runs are on all cores that nothing else runs on, and makes the others when requests
-come side by side for the first time. As many runs as cores have one each.
+The executor begins with one replica, whose runs use all idle cores, and makes others when requests come concurrently
+for the first time, up to one per core.
 
-The threads that ask compute with these replicas. Where runs are short, there comes to be one for each of them: to put
-a thread to sleep and wake another takes as long as the run. Until it is made, a thread waits for one of the others.
+The calling threads compute with these replicas. Where runs are short, each thread gets its own: to put a thread to
+sleep and wake another takes as long as the run. Until it is made, the thread waits for one of the others.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SHORT_SECONDS = 1e-3
 """Estimated seconds of a run that is short."""
 
 MOST_FOR_SHORT = 64
-"""How many replicas there may be for short runs of threads."""
+"""Maximum number of replicas for short runs of threads."""
 
 
 def may_grow(options: CompileOptions, replicas: Replicas) -> bool:
     """True where the number of replicas is open, requests are not joined, and any replica may serve one.
 
-    They may where a run leaves nothing behind, neither in its net nor elsewhere, and gives the same bytes every time.
-    Of operators that run nets that is not looked up.
+    Any replica may where a run has no side effects, neither in its net nor elsewhere, and gives the same bytes every
+    time. Operators that run nets are not looked into.
     """
     first = replicas.members[0].net
     open_for_all = (
@@ -74,7 +74,7 @@ class Growth:
     def consider(self, *, of_thread: bool) -> None:
         """A request may have to wait: have a replica made, unless there are enough or one is being made.
 
-        `of_thread`: it is of a thread, which may compute what it asks for.
+        `of_thread`: it comes from a thread, which may compute it itself.
         """
         if self._over or self._dispatcher.state.idle or len(self._replicas.members) >= self._most(of_thread):
             return
@@ -97,7 +97,7 @@ class Growth:
         return MOST_FOR_SHORT if short else available_cores()
 
     def _grow(self) -> None:
-        """On a worker: make one more, and give it to who waits."""
+        """On a worker: make one more, and give it to a waiting request."""
         following: Request | None = None
         try:
             replica = self._replicas.make(portions=self._most(of_thread=True))

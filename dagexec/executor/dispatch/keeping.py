@@ -1,8 +1,8 @@
-"""Replicas that their threads keep for the next call, although others wait: for a moment, and if they call at once.
+"""Replicas that threads keep for their next call for a moment, although others wait.
 
-To put a thread to sleep and wake another takes as long as a small net's run, on each change. A thread that has been
-seen to call again at once keeps its replica for up to `KEPT_SECONDS` of runs; then it goes to who has waited longest.
-Whoever does not come back within `BACK_SECONDS` is not expected to next time.
+To put a thread to sleep and wake another takes as long as a small net's run. So a thread that has called again at once
+before keeps its replica for up to `KEPT_SECONDS` of runs; then the replica goes to the request that has waited longest.
+A thread that does not come back within `BACK_SECONDS` is not expected to next time.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ KEPT_SECONDS = 2e-3
 """For how long a thread may go on with its replica while others wait."""
 
 BACK_SECONDS = 200e-6
-"""Within what time a thread calls that calls at once."""
+"""A thread that calls within this time calls "at once"."""
 
 _THREADS_REMEMBERED = 4096
 
 
 class _Habit:
-    """What is known of a thread.
+    """How a thread has called.
 
     Attributes:
-        since: when it got the replica that it may keep.
+        since: when it got its replica.
         left: when its last run was over.
         returns: it called again at once after that.
         keeps: it kept the replica then.
@@ -39,10 +39,10 @@ class _Habit:
 
 
 class KeptReplicas:
-    """Who keeps which replica. Not safe by itself: its owner's lock guards it.
+    """Which thread keeps which replica. Not safe by itself: its owner's lock guards it.
 
     Attributes:
-        by_thread: the replicas that nobody computes with, by the identifier of the thread that keeps them.
+        by_thread: the idle replicas that are kept, by the identifier of the thread.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class KeptReplicas:
         self._habits: dict[int, _Habit] = {}
 
     def came(self, thread: int, now: float) -> None:
-        """The thread asks for a replica, and has to wait for one or takes the one that it kept."""
+        """The thread asks for a replica, and waits or takes the replica that it kept."""
         habit = self._habits.get(thread)
         if habit is not None:
             habit.returns = now - habit.left <= BACK_SECONDS
@@ -81,16 +81,16 @@ class KeptReplicas:
 
     @staticmethod
     def seconds_kept(since: float, now: float) -> float:
-        """For how long a thread has gone on with its replica, as far as that matters."""
+        """For how long a thread has kept its replica, as far as that matters."""
         return min(now - since, KEPT_SECONDS)
 
     def state(self, now: float) -> Hashable:
-        """All that what comes next depends on, but for who keeps what. Threads are alike but for these habits."""
+        """All that decides what comes next, except who keeps what. Threads differ in these habits alone."""
 
         def seen(habit: _Habit) -> Hashable:
             back = now - habit.left <= BACK_SECONDS
-            kept = self.seconds_kept(habit.since, now) if habit.keeps else None
-            return habit.returns, habit.keeps, now - habit.left if back else None, kept
+            seconds = self.seconds_kept(habit.since, now) if habit.keeps else None
+            return habit.returns, habit.keeps, now - habit.left if back else None, seconds
 
         return frozenset((thread, seen(habit)) for thread, habit in self._habits.items())
 

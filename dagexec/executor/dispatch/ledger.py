@@ -1,6 +1,6 @@
 """Where each request of an executor is, what each replica does, and how requests ended.
 
-What happens to them is in `state`.
+`state` has the events that change this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagexec.executor.requests.request import Batch, Request, outcome_name, time
 from dagexec.options import CompileOptions
 
 ALONE_AGAIN = 8
-"""How many requests in a row have to find nothing running before they are taken to come one at a time again."""
+"""After so many requests in a row that find nothing running, requests are taken to come one at a time again."""
 
 
 class Ledger:
@@ -27,7 +27,7 @@ class Ledger:
 
     Attributes:
         replicas: all of them.
-        idle: those that serve nobody, the one whose turn it is first.
+        idle: those that serve nobody, the next one first.
         kept: those that serve nobody and that threads keep for their next call.
         queue: admitted requests.
         awaiting_admission: those that wait until there is room in the queue.
@@ -39,12 +39,12 @@ class Ledger:
         outcomes: how many requests ended in each way.
         times: of the last completed ones, the seconds in the queue and on a replica.
         batch_sizes: how many runs had so many rows, where requests are joined.
-        retried: requests that ran again, alone, as a run that they were joined in failed.
+        retried: requests that ran again, alone, as their batch had failed.
         shut: no more requests are taken.
         joins: requests may be joined.
         hurries: none of them waits for others.
-        timer_due: when the timer that is set for those who wait for others rings; None when none is set.
-        expects_company: a request that comes waits for others; not after several in a row that found nobody here.
+        timer_due: when the timer for requests that wait for others rings; None when none is set.
+        expects_company: a new request waits for others; False after several in a row that found nothing running.
         last_begun: when the latest run began.
     """
 
@@ -55,7 +55,7 @@ class Ledger:
         self.replicas = list(replicas)
         self.joins = options.max_batch > 1
         self.hurries = False
-        self._to_be_alone = ALONE_AGAIN  # how many requests have to find nobody here before one does not wait
+        self._to_be_alone = ALONE_AGAIN  # requests that have to find nothing running before the next does not wait
         self.expects_company = self.joins and options.max_wait > 0
         self.idle = deque(replicas)
         self.begun = [0] * len(replicas)
@@ -68,7 +68,7 @@ class Ledger:
         self.forget_requests()
 
     def forget_requests(self) -> None:
-        """There are none: at the start, and in a forked child, where nobody serves them."""
+        """Begin without requests: at the start, and in a forked child, where no worker serves them."""
         self.queue = self._new_queue()
         self.awaiting_admission, self.pinned, self.again = RequestQueue(), RequestQueue(), RequestQueue()
         self.running: dict[object, Request] = {}
@@ -80,7 +80,7 @@ class Ledger:
 
     @property
     def unfinished(self) -> int:
-        """How many requests are not over."""
+        """The number of requests that are not over."""
         waiting = sum(map(len, (self.queue, self.awaiting_admission, self.pinned, self.again)))
         return waiting + sum(len(members_of(request)) for request in self.running.values())
 
@@ -90,18 +90,18 @@ class Ledger:
         return not (self.running or self.unfinished)
 
     def unused(self) -> list[Replica]:
-        """The replicas that serve nobody, less one whose thread was interrupted when it had just taken it."""
+        """The idle replicas, without one whose thread was interrupted just after taking it."""
         taken = [request.replica for request in self.running.values()]
         return [replica for replica in self.idle if replica not in taken]
 
     def closed(self) -> ClosedError:
-        """What those get who wait when the executor is closed."""
+        """The error of requests that wait when the executor is closed."""
         return ClosedError(f"net {self._name!r}: the executor was closed")
 
     def settle(self, request: Request, result: Outputs | None, error: BaseException | None, now: float) -> None:
-        """`request` is over: it has its outcome, releases what its caller gave, and is counted.
+        """`request` is over: it has its outcome, releases its caller's arrays, and is counted.
 
-        What is not done by its deadline was not done in time, whoever looks first.
+        A request that is not done by its deadline has timed out, whoever notices first.
         """
         if error is None and now >= request.deadline:
             result, error = None, timed_out(self._name, request)
@@ -120,24 +120,24 @@ class Ledger:
             self.times.append((request.begun - request.created, now - request.begun))
 
     def state(self, now: float, name: Callable[[Request], Hashable]) -> Hashable:
-        """All that what comes next depends on, but for what replicas were measured to take. Times are from `now` on.
+        """All that decides what comes next, except measured times of replicas. Times are relative to `now`.
 
-        `name` says which request is which, and what never changes of it. Requests of one name are alike but for where
-        they are. Replicas are alike: each is called by what it does, that is by its place among the idle ones, by the
-        thread that keeps it, or by what it serves.
+        `name` identifies a request and its constants. Requests of one name differ only in where they are. Replicas are
+        interchangeable: each is identified by its place among the idle ones, by the thread that keeps it, or by the
+        request that it serves.
         """
 
         def waiting(*queues: RequestQueue) -> Hashable:
-            return tuple((tuple((name(one), one.loop) for one in queue), queue.overtaken) for queue in queues)
+            return tuple((tuple((name(member), member.loop) for member in queue), queue.overtaken) for queue in queues)
 
         def pins(replica: Replica | None) -> Hashable:
             return tuple(place for place, request in enumerate(self.pinned) if request.pinned is replica)
 
         def served(request: Request) -> Hashable:
-            members = tuple((name(one), one.taken, one.cancelled is None) for one in members_of(request))
+            members = tuple((name(member), member.taken, member.cancelled is None) for member in members_of(request))
             since = self.kept.seconds_kept(request.begun, now) if request.caller else None
-            known = request.caller, since, request.over, request.fed, request.run is None, request.cancelled is None
-            return isinstance(request, Batch), members, known, pins(request.replica)
+            progress = request.caller, since, request.over, request.fed, request.run is None, request.cancelled is None
+            return isinstance(request, Batch), members, progress, pins(request.replica)
 
         return (
             tuple(map(pins, self.idle)),
@@ -152,5 +152,5 @@ class Ledger:
 
 
 def members_of(request: Request) -> tuple[Request, ...]:
-    """The requests of callers that a replica serves with `request`."""
+    """The members of a batch; any other request alone."""
     return request.requests if isinstance(request, Batch) else (request,)

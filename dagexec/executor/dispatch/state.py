@@ -1,20 +1,19 @@
-"""Which request waits where, and which replica serves which: what a `Dispatcher` decides.
+"""The decisions of a `Dispatcher`: which request waits where, and which replica serves it.
 
-A machine that locks nothing, calls nobody and reads no clock: events are its methods, and what they return says what is
-to be done. A request is in one place at a time: awaiting admission (the queue is full and its caller waits), in the
-queue (admitted, no replica is free), on a replica, or over. Whoever frees a replica gives it to the next request of the
-queue, which makes room for the next one to be admitted. Idle replicas are used in turn, the one least recently used
-first.
+A state machine without locks, calls or a clock: its methods are events, and they return what is to be done. A request
+is in one place at a time: awaiting admission (the queue is full and its caller waits), in the queue (admitted, no
+replica is free), on a replica, or over. A replica that becomes free goes to the next request of the queue, which makes
+room for the next one to be admitted. Idle replicas are used in turn, the least recently used first.
 
-Where requests are joined, a replica is given to a `Batch` of them; they are its members meanwhile. Then requests may
-wait in the queue while a replica is idle, for others to join them, until `next_due`. The members of a joined run that
-failed run again, each alone and before all others.
+Where requests are joined, a replica is given to a `Batch` of them. Then requests may wait in the queue for others
+although a replica is idle, until `next_due`. When a batch fails, its members run again, each alone and before all
+other requests.
 
-Requests also wait there while a replica is idle if one event loop may run them all, and runs are short: it has them in
-its turns (`take_turn`).
+Requests also wait there while a replica is idle if the same event loop may run all of them and runs are short: it runs
+them in its turns (`take_turn`).
 
-Replicas are alike but for what they do, requests of one kind but for where they wait, and threads but for their habits;
-the order of arrival is part of the state. `tests/machines` looks at every state of small worlds around it.
+Replicas, requests of a kind and threads are interchangeable but for what they do, where they wait and their habits; the
+order of arrival is part of the state. `tests/machines` visits every state of small worlds around it.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from dagexec.executor.requests.waiting import MAX_QUEUED
 from dagexec.scheduler.run.run import Run
 
 MAX_IN_TURN = 3e-4
-"""Seconds that a run takes at best, up to which it waits for a turn of its event loop: handing it over takes longer."""
+"""A run of up to this many seconds, at best, waits for a turn of its event loop: handing it over takes longer."""
 
 
 class Cancelled(NamedTuple):
-    """What is to be done about requests that were cancelled.
+    """What to do about cancelled requests.
 
     Attributes:
-        over: those whose callers are to be told.
+        over: requests whose callers are to be notified.
         stop: runs that are to be stopped, each with the reason.
     """
 
@@ -49,17 +48,17 @@ class Cancelled(NamedTuple):
 
 
 class DispatchState(Ledger):
-    """The requests and the replicas of one executor: what happens to them.
+    """The events of the requests and replicas of one executor.
 
-    A thread that is interrupted in the middle of an event, as Ctrl-C does it between two calls, leaves a state in which
-    a request has its `replica`, or has not.
+    Ctrl-C may interrupt a thread in the middle of an event, between two calls; then a request either has its `replica`
+    or has not.
     """
 
     def arrive(self, request: Request, now: float, *, starts: bool = True) -> Request | None:
-        """A request came. Who is to be served now that it did: itself, a batch that it completes, or nobody.
+        """A request came. Returns the request to be served now: itself, a batch that it completes, or None.
 
-        Without `starts` it completes none: somebody else is to call `start`. Raises ClosedError once it is `shut`,
-        RunTimeoutError for one that is late, and QueueFullError.
+        Without `starts` it completes none: `start` is called separately. Raises ClosedError once it is `shut`,
+        RunTimeoutError for a late request, and QueueFullError.
         """
         if self.shut:
             raise ClosedError(f"net {self._name!r}: the executor is closed")
@@ -77,9 +76,9 @@ class DispatchState(Ledger):
             self._has_company()
         if request.caller:
             self.kept.came(request.caller, now)
-            kept = self.kept.by_thread.pop(request.caller, None)
-            if kept is not None:
-                self.assign(kept, request, now)
+            replica = self.kept.by_thread.pop(request.caller, None)
+            if replica is not None:
+                self.assign(replica, request, now)
                 return request
         limit = self._options.max_queued
         if self.idle and self._goes_first(request, now):
@@ -104,7 +103,7 @@ class DispatchState(Ledger):
         return None
 
     def _goes_first(self, request: Request, now: float) -> bool:
-        """While a replica is idle, `request` comes: it waits neither for company, nor for a turn, nor behind others."""
+        """A new `request` gets an idle replica: it waits neither for company, nor for a turn, nor behind others."""
         if self.again.waiting:
             return False
         if isinstance(self.queue, BatchQueue):
@@ -113,7 +112,7 @@ class DispatchState(Ledger):
         return not (self.queue.waiting or (request.loop is not None and self.is_short(self.idle[0])))
 
     def start(self, now: float) -> Request | None:
-        """Who gets an idle replica now; None while there is none, or nobody who need not wait for others."""
+        """The request that gets an idle replica now; None while there is none, or all requests wait for others."""
         if not self.idle:
             return None
         following = self._next(self.idle[0], now)
@@ -123,13 +122,13 @@ class DispatchState(Ledger):
         return following
 
     def may_start(self, now: float) -> bool:
-        """`start` would give somebody a replica, or may."""
+        """`start` may return a request."""
         waiting = self.again.waiting or self.awaiting_admission.waiting
         queue = self.queue
         return bool(self.idle and (waiting or (isinstance(queue, BatchQueue) and queue.is_ready(now, self._hurried()))))
 
     def take_turn(self, now: float) -> Request | None:
-        """An event loop has a turn: who gets an idle replica although it waits for that. None while there is none."""
+        """An event loop has a turn: a request that waited for it gets an idle replica. None while there is none."""
         if not self.idle:
             return None
         request = self.queue.pop()
@@ -140,40 +139,43 @@ class DispatchState(Ledger):
 
     def is_short(self, replica: Replica) -> bool:
         """Whether runs of `replica` are for turns of an event loop."""
-        known = replica.io_binding
-        if known is None or known.is_shared or known.seconds_at_best > MAX_QUEUED:
+        binding = replica.io_binding
+        if binding is None or binding.is_shared or binding.seconds_at_best > MAX_QUEUED:
             return False
-        alike = (one.io_binding for one in self.replicas)  # one that was made later was only measured in a crowd
+        alike = (bound.io_binding for bound in self.replicas)  # later ones were only measured in a crowd
         return any(
-            one is not None and one.shortest <= MAX_IN_TURN and one.signature == known.signature for one in alike
+            bound is not None and bound.shortest <= MAX_IN_TURN and bound.signature == binding.signature
+            for bound in alike
         )
 
     def next_due(self) -> float | None:
-        """When to ask `start` again, at the latest; None when no replica is idle or nobody waits for others."""
+        """When to call `start` again, at the latest; None when no replica is idle or no request waits for others."""
         return self.queue.next_due() if self.idle and isinstance(self.queue, BatchQueue) else None
 
     def new_due(self) -> float | None:
-        """When a timer is to ring that is not set yet; None when there is one, or nobody waits for others."""
+        """The time for a new timer; None when one is set, or no request waits for others."""
         if self.timer_due is not None:
             return None
         self.timer_due = self.next_due()
         return self.timer_due
 
     def rings(self, due: float) -> bool:
-        """A timer that was set to `due` rings. False when another one has taken its place."""
+        """The timer set to `due` rings. False when another has taken its place."""
         if self.timer_due != due:
             return False
         self.timer_due = None
         return True
 
     def hurry(self) -> None:
-        """Nobody waits for others from here on."""
+        """Requests do not wait for others from here on."""
         self.hurries, self.timer_due = True, None
 
     def arrive_inline(self, request: Request, binding: IOBinding, caller: int, now: float) -> bool:
-        """A request came that the thread `caller` would run. True when it has an idle replica, fed as `binding` does.
+        """A request came that the thread `caller` would run. True when it has an idle replica that is bound like
+        `binding`.
 
-        False also for a thread that is in a run here, as an operator's is, or whose last one is still to be handed on.
+        False also for a thread that is in a run here, as an operator's, or whose last replica is not
+        handed on.
         """
         keeper = caller in self.kept.by_thread
         if self.shut or caller in self.running:
@@ -188,7 +190,7 @@ class DispatchState(Ledger):
         known = replica.io_binding
         if known is not binding and (known is None or known.signature != binding.signature):
             return False
-        request.caller = caller  # calls nothing from here on
+        request.caller = caller  # no calls from here on
         request.replica = replica
         request.created = request.begun = self.last_begun = now
         self.running[caller] = request
@@ -207,7 +209,7 @@ class DispatchState(Ledger):
     ) -> bool:
         """The inline run of `request` is over. True when its replica is idle now, or kept by its thread if it may.
 
-        It may be told again after an interrupt.
+        May be called again after an interrupt.
         """
         if not request.over:
             request.over = True
@@ -228,7 +230,7 @@ class DispatchState(Ledger):
         return True
 
     def _keeps(self, request: Request, now: float) -> bool:
-        """True when the thread whose inline run is over keeps its replica, while others, no more urgent, wait."""
+        """The thread whose inline run is over keeps its replica, although others, no more urgent, wait."""
         replica, first = request.replica, self.queue.head()
         if replica is None or first is None or first.call.priority > request.call.priority:
             return False
@@ -236,12 +238,12 @@ class DispatchState(Ledger):
         return nobody_else and self.kept.leave(request.caller, replica, request.begun, now)
 
     def take_back(self, now: float) -> list[Request]:
-        """Threads that keep replicas have had time to call. Who gets those of threads that did not."""
+        """Threads that keep replicas have had time to call. Returns the requests that get the others' replicas."""
         following = [self._give(replica, now) for replica in self.kept.take_back(now)]
         return [request for request in following if request is not None]
 
     def assign(self, replica: Replica, request: Request, now: float) -> None:
-        """`replica` serves `request` from `now` on; the caller takes it from the idle ones. Calls nothing."""
+        """`replica` serves `request` from `now` on; the caller removes it from the idle ones. Makes no calls."""
         request.replica = replica
         request.begun = self.last_begun = now
         self.running[request.caller or request] = request
@@ -252,13 +254,13 @@ class DispatchState(Ledger):
                 member.begun = now
 
     def withdraw(self, request: Request) -> None:
-        """A request that waits will not be served; in the queue it makes room for the next one."""
+        """A waiting request will not be served; if it was in the queue, there is room for the next one."""
         assert request.queue is not None
         request.queue.remove(request)
         self._admit()
 
     def cancel(self, request: Request, error: DagexecError, now: float) -> Cancelled | None:
-        """`request` is to end with `error` as soon as nobody works for it; at once while its replica is prepared.
+        """End `request` with `error` as soon as no worker runs it; at once while its replica is prepared.
 
         None when there is no end to wait for: it was never taken on, or is over already.
         """
@@ -284,17 +286,18 @@ class DispatchState(Ledger):
 
     @staticmethod
     def take(request: Request) -> None:
-        """The results of `request` are being fetched: those who share a joined run leave it only when that is over."""
+        """The results of `request` are being fetched: members of a batch leave it only when that is over."""
         for member in members_of(request):
             member.taken = True
 
     def end(
         self, request: Request, result: Outputs | None, error: BaseException | None, now: float
     ) -> tuple[Request, ...]:
-        """The run of `request` is over: whose callers are to be told. `following` is who has the replica next.
+        """The run of `request` is over. Returns those whose callers are to be notified; `following` has the replica
+        next.
 
-        The members of a joined run that failed run again. A request that was given up while its replica was prepared
-        was over before.
+        The members of a failed batch run again. A request that was abandoned while its replica was prepared was over
+        before.
         """
         if isinstance(request, Batch):
             if error is not None:
@@ -312,26 +315,26 @@ class DispatchState(Ledger):
         return (request,)
 
     def shut_down(self, now: float) -> list[Request]:
-        """Take no more requests. Those that await admission are over: their callers are to be told."""
+        """Take no more requests. Those that await admission are over: their callers are to be notified."""
         self.shut = True
         return self._end_waiting(now, self.awaiting_admission)
 
     def abandon_queue(self, now: float) -> list[Request]:
-        """All that wait are over, in the queue or for a certain replica; after `shut_down`."""
+        """All waiting requests are over, in the queue or for a certain replica; after `shut_down`."""
         return self._end_waiting(now, self.queue, self.pinned)
 
     def stop_running(self, now: float) -> Cancelled:
-        """The runs under way are to end, and nobody runs again."""
-        told = self._end_waiting(now, self.again)
+        """The runs under way are to end, and no request runs again."""
+        ended = self._end_waiting(now, self.again)
         stopped: list[tuple[Run, DagexecError]] = []
         for served in list(self.running.values()):
             error = self.closed()
             for request in members_of(served):
                 cancelled = self.cancel(request, error, now)
                 if cancelled is not None:
-                    told += cancelled.over
+                    ended += cancelled.over
                     stopped += cancelled.stop
-        return Cancelled(told, stopped)
+        return Cancelled(ended, stopped)
 
     def _end_waiting(self, now: float, *queues: RequestQueue) -> list[Request]:
         ended = [request for queue in queues for request in queue.clear()]
@@ -340,7 +343,7 @@ class DispatchState(Ledger):
         return ended
 
     def release(self, request: Request, now: float) -> Request | None:
-        """The replica of `request` is free: who has it next. None when it is idle."""
+        """The replica of `request` is free: the request that has it next. None when it is idle."""
         replica = request.replica
         assert replica is not None
         if replica in self.idle:  # the thread that took it was interrupted
@@ -350,13 +353,13 @@ class DispatchState(Ledger):
         return self._give(replica, now)
 
     def add(self, replica: Replica, now: float) -> Request | None:
-        """A replica that was made later: who has it. None when it is idle."""
+        """Add a replica: the request that has it. None when it is idle."""
         self.replicas.append(replica)
         self.begun.append(0)
         return self._give(replica, now)
 
     def _give(self, replica: Replica, now: float) -> Request | None:
-        """`replica` is free: who has it next. None when it is idle."""
+        """`replica` is free: the request that has it next. None when it is idle."""
         following = self._next(replica, now)
         if following is not None:
             self.assign(replica, following, now)
@@ -365,7 +368,7 @@ class DispatchState(Ledger):
         return following
 
     def _has_company(self) -> bool:
-        """A request comes: whether it waits for others to join it, as do those after it."""
+        """A new request comes: whether it, and those after it, wait for others to join them."""
         if self.running or self.queue.waiting:
             self._to_be_alone = ALONE_AGAIN
         elif self._to_be_alone:
@@ -374,9 +377,9 @@ class DispatchState(Ledger):
         return self.expects_company
 
     def _leave_batch(self, request: Request, error: DagexecError, now: float) -> bool:
-        """A member of a joined run is over with `error`, and the run goes on for the others, if there are any.
+        """A member of a batch is over with `error`, and the run goes on for the others, if there are any.
 
-        False while its rows are being copied: then it is over when the run is.
+        False while its rows are being copied: then it ends with the run.
         """
         batch = request.batch
         assert batch is not None
@@ -412,27 +415,27 @@ class DispatchState(Ledger):
             return None
         if isinstance(self.queue, BatchQueue) and self.queue.waiting:
             return self._next_batch(self.queue, now)
-        taken = self.queue.pop() or self.awaiting_admission.pop()
+        queued = self.queue.pop() or self.awaiting_admission.pop()
         self._admit()
-        return taken
+        return queued
 
     def _next_batch(self, queue: BatchQueue, now: float) -> Request | None:
-        """Take the requests that run next, as one. None of them waits for others when no more can come."""
-        taken = queue.pop_batch(now, self._hurried())
+        """Take the requests of the next run. They do not wait for others when no more can come."""
+        batch = queue.pop_batch(now, self._hurried())
         while self._admit():
             pass
-        if len(taken) > 1:
-            return Batch(taken)
-        return taken[0] if taken else None
+        if len(batch) > 1:
+            return Batch(batch)
+        return batch[0] if batch else None
 
     def _hurried(self) -> bool:
-        """Nobody waits for others now."""
+        """Requests do not wait for others now."""
         limit = self._options.max_queued
         is_full = limit is not None and len(self.queue) >= limit
         return self.shut or self.hurries or is_full or not self.expects_company
 
     def _admit(self) -> bool:
-        """Let the next one in, if there is room in the queue; False when nobody came in."""
+        """Admit the next request, if there is room in the queue; False when none was admitted."""
         if not self.awaiting_admission.waiting or len(self.queue) >= (self._options.max_queued or 0):
             return False
         request = self.awaiting_admission.pop()

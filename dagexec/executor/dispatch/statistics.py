@@ -1,4 +1,4 @@
-"""What an executor is doing and has done, in numbers."""
+"""Statistics of an executor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Latencies:
 
 @dataclass(frozen=True)
 class ExecutorStatistics:
-    """A moment of an executor. Runs that only warm it up are not counted.
+    """A snapshot of an executor. Warm-up runs are not counted.
 
     Attributes:
         replicas: how many runs may be in flight.
@@ -40,7 +40,7 @@ class ExecutorStatistics:
         queued: requests admitted that wait for a replica.
         awaiting_admission: requests that wait to be admitted, as the queue is full.
         completed, failed, cancelled, timed_out, rejected, invalid: requests by outcome. A request ended by `close`
-            counts as cancelled, one that met a full queue as rejected, one whose inputs do not fit as invalid.
+            counts as cancelled, at a full queue as rejected, and with inputs that do not fit as invalid.
         median_latency, p99_latency: seconds from request to result, over the last 1,000 completed runs.
         queue_wait: of that, until a replica was free.
         run_time: of that, from then on: feeding, running, fetching.
@@ -50,7 +50,7 @@ class ExecutorStatistics:
         preparations: what each replica is prepared for.
         streams: the streams and the memory of the device, for all its users; None on `cpu`.
         batch_sizes: where requests are joined, how many runs had so many rows.
-        retried: requests that ran again, alone, as the run that they were joined in failed.
+        retried: requests that ran again, alone, as their batch had failed.
     """
 
     replicas: int

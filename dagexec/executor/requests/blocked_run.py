@@ -15,18 +15,18 @@ from dagexec.platform.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows from `start` on, `size` of them; beyond the last one asked for, others take their place."""
+    """The `size` rows from `start` on; places beyond the last row are filled with others."""
 
     start: int
     size: int
 
 
 class BlockedRun:
-    """A run that is made up of several, one for each of `blocks`.
+    """A run as several runs, one for each of `blocks`.
 
     Attributes:
-        blocks: in the order in which they run.
-        results: those parts of the results that are there.
+        blocks: in order.
+        results: complete up to the last block that ran.
     """
 
     __slots__ = ("_axes", "_rows", "_where", "blocks", "results")
@@ -50,10 +50,10 @@ class BlockedRun:
             replica.feed({name: self._cut(name, array, block) for name, array in feeds.items()})
             return
         parts = [feeds]
-        left = block.size - self._rows
-        while left > 0:  # any rows do that the net may be asked for
-            parts.append({name: self._cut(name, array, Block(0, left)) for name, array in feeds.items()})
-            left -= self._rows
+        missing = block.size - self._rows
+        while missing > 0:  # any valid rows will do
+            parts.append({name: self._cut(name, array, Block(0, missing)) for name, array in feeds.items()})
+            missing -= self._rows
         replica.feed_rows(parts, self._axes)
 
     def _cut(self, name: str, array: Array, block: Block) -> Array:
@@ -61,7 +61,7 @@ class BlockedRun:
         return array if axis is None else array[_rows_at(axis, block.start, block.start + block.size)]
 
     def keep(self, replica: Replica, number: int, out: Mapping[str, Array] | None) -> None:
-        """Put the results of block `number` where they belong: in arrays of `out`, where it has them, or new ones.
+        """Put the results of block `number` into the arrays of `out`, or into new ones where it has none.
 
         Raises FeedError when an array of `out` does not fit, and ResourceError.
         """

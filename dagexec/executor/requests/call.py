@@ -1,4 +1,4 @@
-"""Call: what a caller asks of one run besides its feeds."""
+"""Call: the arguments of a run besides its feeds."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class Call(NamedTuple):
 
 
 PLAIN = Call()
-"""That of a caller who gives feeds alone; to make another takes as long as a small part of a small net's run."""
+"""The call with feeds alone, shared because making a `Call` takes a noticeable part of a small net's run."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dagexec.executor.requests.waiting import EventLoop
 
 MAX_OVERTAKEN = 32
-"""How many more urgent requests may be taken while one request is the oldest of a queue; then it is its turn."""
+"""So many more urgent requests may overtake the oldest request of a queue; then it is its turn."""
 
 _STALE_ENTRIES_KEPT = 64
 
@@ -22,13 +22,13 @@ class RequestQueue:
     """Requests in the order in which they are to be served. Not safe by itself: its owner's lock guards it.
 
     The highest priority goes first, and requests of equal priority in order of arrival. A request that has been the
-    oldest while `MAX_OVERTAKEN` others were taken goes next, whatever its priority: one with n older requests before
-    it waits for at most (n + 1) * (MAX_OVERTAKEN + 1) others. Every operation takes O(log n), amortized.
+    oldest while `MAX_OVERTAKEN` others were taken goes next, whatever its priority: a request behind n older ones
+    waits for at most (n + 1) * (MAX_OVERTAKEN + 1) others. Every operation takes O(log n), amortized.
 
     Attributes:
-        waiting: the requests, the oldest first; to look at.
-        loops: how many of them which event loop may run; None stands for no loop.
-        overtaken: by how many the oldest was overtaken while it was that.
+        waiting: the requests, the oldest first; read only.
+        loops: how many of them each event loop may run; None stands for no loop.
+        overtaken: how many overtook the oldest since it is the oldest.
     """
 
     __slots__ = ("_arrivals", "_heap", "loops", "overtaken", "waiting")
@@ -36,7 +36,7 @@ class RequestQueue:
     def __init__(self) -> None:
         self.waiting: OrderedDict[Request, None] = OrderedDict()
         self.loops: dict[EventLoop | None, int] = {}
-        self._heap: list[tuple[int, int, Request]] = []  # and entries of requests that do not wait here any more
+        self._heap: list[tuple[int, int, Request]] = []  # may have stale entries of requests that left
         self._arrivals = 0
         self.overtaken = 0
 
@@ -48,7 +48,7 @@ class RequestQueue:
         return iter(self.waiting)
 
     def push(self, request: Request) -> None:
-        """Put `request` behind all of its priority."""
+        """Append `request` to those of its priority."""
         place = self._arrivals = self._arrivals + 1
         of_loop = self.loops.get(request.loop, 0) + 1
         self.waiting[request] = None
@@ -73,7 +73,7 @@ class RequestQueue:
         return request
 
     def take(self, request: Request) -> None:
-        """Take `request`, which waits here, as the one whose turn it is: the oldest is overtaken."""
+        """Take the waiting `request` in its turn: if it is not the oldest, it overtakes that."""
         if request is next(iter(self.waiting)):
             self.remove(request)
         else:
@@ -81,7 +81,7 @@ class RequestQueue:
             self._forget(request)
 
     def remove(self, request: Request) -> None:
-        """Take `request`, which waits here, out of its turn."""
+        """Take the waiting `request` out of turn."""
         if request is next(iter(self.waiting)):
             self.overtaken = 0
         self._forget(request)
@@ -98,11 +98,11 @@ class RequestQueue:
         return requests
 
     def only_loop(self) -> EventLoop | None:
-        """The event loop that may run all that wait; None when there is none."""
+        """The event loop that may run all waiting requests; None when there is none."""
         return next(iter(self.loops)) if len(self.loops) == 1 else None
 
     def forget_loops(self) -> None:
-        """No event loop runs what waits now."""
+        """No event loop may run the waiting requests."""
         for request in self.waiting:
             request.loop = None
         self.loops = {None: len(self.waiting)} if self.waiting else {}

@@ -1,4 +1,4 @@
-"""Requests: what callers asked for, from the call to its result."""
+"""Requests: calls on their way to a result."""
 
 from __future__ import annotations
 
@@ -30,48 +30,48 @@ if TYPE_CHECKING:
     from dagexec.executor.requests.waiting import EventLoop
 
 Cuts = Mapping[str, tuple[slice, ...]]
-"""By result, the part of it that belongs to its request: the first ones along each axis of lengths."""
+"""By result, the part that belongs to its request: the first elements along each axis of lengths."""
 
 
 class Queue(Protocol):
-    """Where a request waits, and which it may leave before it is its turn."""
+    """Where a request waits; it may leave before its turn."""
 
     def remove(self, request: Request) -> None: ...
 
 
 class Request:
-    """One call of `run` or `run_async`, or one replica to be warmed up, from its beginning to its result.
+    """A call of `run` or `run_async`, or the warm-up of a replica, from its beginning to its result.
 
-    The lock of the dispatcher that serves it guards what changes.
+    The lock of its dispatcher guards changes.
 
     Attributes:
-        feeds: checked arrays, let go at the end.
+        feeds: checked arrays, released at the end.
         names: blobs to return.
-        call: what else its caller asks for; `out` is let go at the end.
-        notify: called from any thread when `outcome` is there to be requested.
+        call: its other arguments; `out` is released at the end.
+        notify: called from any thread when `outcome` is ready.
         pinned: the replica that must serve it (warm-up), or None for any.
         run_net: False for a request that only has its replica prepared.
-        deadline: when its caller gives it up, on the dispatcher's clock: from then on it does not begin, and is not
-            done in time.
-        created: when it was made, on the dispatcher's clock.
+        deadline: when its timeout is over, on the dispatcher's clock: from then on it does not begin, and a result
+            is late.
+        created: when it came, on the dispatcher's clock.
         begun: when it got a replica, or ended without one.
         queue: the queue it waits in, if any.
-        replica: who serves it; None before and afterwards.
+        replica: serves it; None before and afterwards.
         caller: the identifier of the thread that calls its steps, for an inline run; 0 for one on workers.
-        steps: what that thread calls; to clear the list is to stop it.
-        fed: the replica is being fed for it, or was, by workers.
+        steps: called by that thread; clearing the list stops it.
+        fed: workers feed the replica for it, or did.
         run: its run, from the time it is on the pool.
-        following: the request that got the replica after it.
+        following: the next request of its replica.
         cancelled: why it is to end early.
-        over: the result or the error is settled.
+        over: it has its result or error.
         span: its OpenTelemetry span, if spans were requested.
         rows: of its inputs, along their batch axes.
-        group: what it has in common with the requests that it may be joined with; None for one that runs alone.
-        batch: the joined run that it is a member of, until it is over.
-        taken: its rows of that run are being copied, so that nobody may end it meanwhile.
-        blocks: the runs that it is made up of, one behind the other; None when it is one run.
-        block: the number of the one that it is at.
-        cuts: what belongs to it of results along axes of lengths, where its inputs were padded.
+        group: equal for requests that may be joined; None for a request that runs alone.
+        batch: the batch that it is a member of, until it is over.
+        taken: its rows of the batch are being copied, so that it must not end meanwhile.
+        blocks: its runs, in sequence; None when it is a single run.
+        block: the number of the current one.
+        cuts: its parts of results along axes of lengths, where its inputs were padded.
         loop: the event loop whose thread may run it in one of its turns, if there is one.
         waits_on: the event loop of its caller, if that is a task.
     """
@@ -121,17 +121,17 @@ class Request:
     @property
     def is_prepared(self) -> bool:
         """Its replica is prepared for its shapes."""
-        known = None if self.replica is None else self.replica.io_binding
-        return known is not None and arrays_like(known.signature, self.feeds) is not None
+        binding = None if self.replica is None else self.replica.io_binding
+        return binding is not None and arrays_like(binding.signature, self.feeds) is not None
 
     @property
     def is_preparing(self) -> bool:
-        """Its replica is being prepared for it, and nothing of its caller's is read or written to any more."""
+        """Its replica is being prepared for it, and the arrays of its caller are not used any more."""
         on_replica = self.replica is not None and self.replica.is_preparing
         return on_replica and self.run is None and self.call.out is None and self.pinned is None
 
     def time_out(self, began: float) -> None:
-        """Have its timeout, if it has one, start at that moment of the dispatcher's clock."""
+        """Start its timeout, if it has one, at this time of the dispatcher's clock."""
         if self.call.timeout is not None:
             self.deadline = began + self.call.timeout
 
@@ -144,7 +144,7 @@ class Request:
         return None if self.deadline == math.inf else max(0.0, self.deadline - now)
 
     def feed_replica(self) -> None:
-        """Put the inputs, of one block where there are some, where its replica reads them.
+        """Put its inputs, or those of its current block, where its replica reads them.
 
         Raises what `Replica.feed` does.
         """
@@ -157,7 +157,7 @@ class Request:
             self.replica.feed(self.feeds, self.names, self.call.out)
 
     def end_block(self) -> bool:
-        """A run is over: keep what it computed of a block. True when another block is to follow.
+        """A run is over: keep the results of a block. True when another block follows.
 
         Raises what `BlockedRun.keep` does.
         """
@@ -177,25 +177,25 @@ class Request:
         return self.own(self.replica.net.name, self.replica.peek(self.names))
 
     def own(self, net: str, results: Outputs) -> Outputs:
-        """Of `results` what is neither padding nor another's, in arrays that are the caller's.
+        """The request's part of `results`, without padding, in arrays that are the caller's.
 
-        Raises FeedError when an array that the caller gave does not fit.
+        Raises FeedError when an array of `out` does not fit.
         """
-        found: Outputs = {}
+        outputs: Outputs = {}
         for name, array in results.items():
             if self.cuts is not None and name in self.cuts:
                 array = array[self.cuts[name]]
             target = None if self.call.out is None else self.call.out.get(name)
             if target is None:
-                found[name] = array.copy()
+                outputs[name] = array.copy()
             else:
                 check_result(net, name, array, target)
                 target[...] = array
-                found[name] = target
-        return found
+                outputs[name] = target
+        return outputs
 
     def outcome(self) -> Outputs:
-        """The outputs, or raise what went wrong. To be asked once, as the request releases both."""
+        """Return the outputs or raise the error, once: the request releases both."""
         error, self.error = self.error, None
         result, self.result = self.result, None
         if error is not None:
@@ -208,7 +208,7 @@ class Request:
         return result
 
     def attach_secondary(self, error: BaseException) -> None:
-        """What else went wrong in a run whose caller gets `error`: notes on it. The cancellation itself is not one."""
+        """Add other errors of the run as notes to `error`, which its caller gets; but not the cancellation itself."""
         other, self.error = self.error, None
         if other is None or other is error:
             return
@@ -219,11 +219,11 @@ class Request:
 
 
 class Group:
-    """Requests that may be joined: they ask for the same results, and differ in rows alone.
+    """Requests that may be joined: they want the same results, and differ in rows alone.
 
     Attributes:
         axes: the batch axis of each input that has one.
-        results: where each result has rows; None for one that is the same for any rows.
+        results: where each result has rows; None for a result that does not depend on them.
     """
 
     __slots__ = ("axes", "results")
@@ -234,13 +234,13 @@ class Group:
 
 
 class Batch(Request):
-    """Several requests that a replica serves as one. The lock of their dispatcher guards what changes.
+    """Several requests that a replica serves in one run. The lock of their dispatcher guards changes.
 
     Attributes:
         members: all of them, in the order of their rows.
-        left: how many of them are not over, and do not run by themselves.
-        ended: those that were not over before the run was.
-        joined: those whose rows the replica was fed with, in this order.
+        left: how many of them are neither over nor run alone.
+        ended: those that ended with the run.
+        joined: those whose rows were fed, in this order.
     """
 
     def __init__(self, members: Sequence[Request]) -> None:
@@ -253,7 +253,7 @@ class Batch(Request):
         self.ended: tuple[Request, ...] = ()
         self.joined: tuple[Request, ...] = ()
         self.rows = 0
-        self._feeds = [member.feeds for member in members]  # a member that leaves lets go of its own
+        self._feeds = [member.feeds for member in members]  # a member that leaves releases its own
         self._group = first.group
         for member in members:
             self.rows += member.rows
@@ -265,12 +265,12 @@ class Batch(Request):
         return tuple(member for member in self.members if member.batch is self)
 
     def drop(self, member: Request) -> None:
-        """`member` is over, or runs by itself."""
+        """`member` is over, or runs alone."""
         member.batch = None
         self.left -= 1
 
     def feed_replica(self) -> None:
-        """Feed the rows of those that are still members, one behind the other."""
+        """Feed the rows of those that are still members, concatenated."""
         assert self.replica is not None
         parts = [(member, feeds) for member, feeds in zip(self.members, self._feeds, strict=True) if member.batch]
         self._feeds = []
@@ -305,28 +305,28 @@ class Batch(Request):
                 )
 
     def _rows_of(self, results: Outputs, member: Request, start: int) -> Outputs:
-        found: Outputs = {}
+        outputs: Outputs = {}
         for name, array in results.items():
             rows = self._group.results[name]
             if rows is not None:
                 own = slice(rows.size(start), rows.size(start + member.rows))
                 array = array[own] if rows.axis == 0 else array[(slice(None),) * rows.axis + (own,)]
-            found[name] = array
-        return found
+            outputs[name] = array
+        return outputs
 
 
 def timed_out(net: str, request: Request) -> RunTimeoutError:
-    """What the caller of a request gets that is not over at its deadline."""
+    """The error of a request that is not over at its deadline."""
     return RunTimeoutError(f"net {net!r}: not done within {request.call.timeout} seconds; the run was cancelled")
 
 
 def abandoned(net: str) -> RunCancelledError:
-    """Why a request ends that nobody can wait for any more."""
+    """The error of a request whose caller cannot wait any more."""
     return RunCancelledError(f"net {net!r}: the event loop of the caller was closed")
 
 
 def outcome_name(error: BaseException | None) -> str:
-    """How statistics and spans call the end of a request: one of `dagexec.executor.dispatch.statistics.OUTCOMES`."""
+    """The name of an outcome in statistics and spans: one of `dagexec.executor.dispatch.statistics.OUTCOMES`."""
     if error is None:
         return "completed"
     if isinstance(error, RunTimeoutError):

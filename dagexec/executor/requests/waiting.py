@@ -1,7 +1,7 @@
 """How a task waits on its event loop (asyncio or trio) until its request is over; threads have their `ThreadWait`.
 
-The one who ends a request calls `notify`, from any thread; more than once does no harm. A short run may be on the
-loop's own thread instead, as waking a worker and being woken takes longer; each turn of the loop has time for some.
+Whoever ends a request calls `notify`, from any thread; calling it again does no harm. A short run may use the loop's
+own thread instead, as waking a worker and being woken takes longer; each turn of the loop has time for some.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ else:
 _Result = TypeVar("_Result")
 
 MAX_TURN = 1e-3
-"""Seconds that such runs may take of one turn of the loop, as everybody else on it waits meanwhile."""
+"""Seconds of such runs in one turn of the loop, as all other tasks wait meanwhile."""
 
 MAX_QUEUED = MAX_TURN / 2
-"""Seconds of them for runs that have waited in the queue, as those who get their results want their turns, too."""
+"""Seconds of them for runs that have waited in the queue, as tasks that get results need their turns, too."""
 
 MAX_ALONE = 2e-3
-"""Seconds that the first of them may take, if it is the only request of its executor."""
+"""Seconds of the first of them, if it is the only request of its executor."""
 
 
 class _Event(Protocol):
-    """What is used of `asyncio.Event` and of `anyio.Event`."""
+    """The common part of `asyncio.Event` and `anyio.Event`."""
 
     def set(self) -> object:
         """Let those who wait go on."""
@@ -52,9 +52,9 @@ _Schedule = Callable[[Callable[[], object]], object]
 
 
 class EventLoop:
-    """One event loop: waits that other threads want set on it, and what requests take of its time.
+    """An event loop: waits that other threads want to set on it, and the time that requests take of its turns.
 
-    The loop is woken once for all that are there.
+    The loop is woken once for all pending waits.
     """
 
     __slots__ = ("_ended", "_later", "_schedule", "_spent", "_waits", "_woken", "is_asyncio", "loop")
@@ -71,12 +71,12 @@ class EventLoop:
         self._ended = False
 
     def is_closed(self) -> bool:
-        """Nothing runs on it any more; of trio's that is known once somebody wanted something of it in vain."""
+        """It is closed; trio's loops show that only when a call fails."""
         return self._ended or (self.is_asyncio and self.loop.is_closed())
 
-    def spend(self, seconds: float, most: float = MAX_TURN, *, alone: bool = False) -> bool:
-        """Take so much of the loop's turn, on its thread. False, and nothing is taken, where that makes over `most`."""
-        if self._spent + seconds > (MAX_ALONE if alone and not self._spent else most):
+    def spend(self, seconds: float, limit: float = MAX_TURN, *, alone: bool = False) -> bool:
+        """Take `seconds` of the loop's turn, on its thread. False, and none are taken, where that exceeds `limit`."""
+        if self._spent + seconds > (MAX_ALONE if alone and not self._spent else limit):
             return False
         if not self._spent:
             self._later(self._begin_turn)
@@ -103,13 +103,13 @@ class EventLoop:
                 self._schedule(self._empty)
             except RuntimeError:
                 self._ended = True
-                self._waits.clear()  # with the loop everyone has gone who could wait
+                self._waits.clear()  # without a loop nobody waits
             except BaseException:
                 self._woken = False  # whoever comes next wakes the loop
                 raise
 
     def _empty(self) -> None:
-        self._woken = False  # first: whoever puts one in from here on wakes the loop again
+        self._woken = False  # first, so that later calls of `put` wake the loop again
         while self._waits:
             self._waits.popleft().set()
 
@@ -118,19 +118,19 @@ _here = threading.local()
 
 
 def event_loop() -> EventLoop:
-    """The one that runs in this thread. Raises anyio.NoEventLoopError outside of an event loop."""
+    """The event loop of this thread. Raises anyio.NoEventLoopError outside of one."""
     asyncio_loop = asyncio._get_running_loop()
     loop = asyncio_loop or lowlevel.current_token().native_token
-    known: EventLoop | None = getattr(_here, "event_loop", None)
-    if known is None or known.loop is not loop:
-        known = _here.event_loop = EventLoop(loop, asyncio_loop is not None)
-    return known
+    event_loop_here: EventLoop | None = getattr(_here, "event_loop", None)
+    if event_loop_here is None or event_loop_here.loop is not loop:
+        event_loop_here = _here.event_loop = EventLoop(loop, asyncio_loop is not None)
+    return event_loop_here
 
 
 class TaskWait:
     """The wait of a task, which leaves its event loop free.
 
-    On asyncio it is made of asyncio alone: importing anyio on the loop would hold it up for tens of milliseconds.
+    On asyncio it needs asyncio alone: importing anyio on the loop would delay it by tens of milliseconds.
     """
 
     __slots__ = ("_event", "_over", "loop")
@@ -153,8 +153,8 @@ class TaskWait:
     async def wait(self, timeout: float | None = None) -> bool:
         """Return when `notify` is called; False when it was not within `timeout` seconds.
 
-        A coroutine that is thrown away while it waits is left with GeneratorExit, perhaps where no event loop runs any
-        more: then the loop's own bookkeeping is left alone.
+        A coroutine that is dropped while it waits ends with GeneratorExit, perhaps after its event loop: then it does
+        not touch the loop's bookkeeping.
         """
         if timeout is None:
             await self._event.wait()
@@ -176,14 +176,14 @@ class TaskWait:
             await self._event.wait()
         finally:
             timer.cancel()
-            if not self._over:  # whoever waits on, a task that was cancelled too, is woken by `notify` alone
+            if not self._over:  # a task that waits on, even if it was cancelled, is woken by `notify` alone
                 self._event = asyncio.Event()
 
     async def wait_out(self) -> None:
-        """Return when `notify` is called, and not before, whoever cancels the task meanwhile.
+        """Return when `notify` is called, and not before, even if the task is cancelled meanwhile.
 
-        A scope's cancellation waits outside, as the scope here is a shield; asyncio's own `Task.cancel()` minds no
-        shield, and is raised at the end.
+        The scope here shields it from cancellation by other scopes; asyncio's own `Task.cancel()` ignores shields, and
+        is raised at the end.
         """
         if self.loop.is_asyncio and "anyio" not in sys.modules:  # so nobody has a scope
             await self._wait_out(asyncio.CancelledError)
@@ -203,7 +203,7 @@ class TaskWait:
 
 
 async def to_the_end(call: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-    """What `call()` gives or raises; a cancellation is raised when it has ended, asyncio's own `Task.cancel()` too."""
+    """Return or raise what `call()` does; a cancellation, also by `Task.cancel()`, is raised after its end."""
     results: list[_Result] = []
     late: BaseException | None = None
     with anyio.CancelScope(shield=True):
@@ -223,7 +223,7 @@ async def to_the_end(call: Callable[[], Coroutine[Any, Any, _Result]]) -> _Resul
 
 
 async def on_a_thread(name: str, call: Callable[[], _Result]) -> _Result:
-    """What `call` returns or raises, on a thread of its own, as it may block; not interrupted by a cancellation."""
+    """Run `call`, which may block, on a thread of its own; not interrupted by a cancellation."""
     wait = TaskWait()
     results: list[_Result] = []
     failures: list[BaseException] = []

@@ -1,13 +1,11 @@
 """Inline runs: a request in the thread of its caller, when a replica is idle.
 
-Handing a run to a worker and waiting for it costs tens of microseconds, more than a small net takes. Where there is
-something for several threads to do in a run, workers that are idle help (`WorkerPool.run_here`). Nothing else is
-different: the run has a replica of its own, is counted, is waited for by whoever closes the executor, and can be
-stopped between operators, or pieces of them.
+Handing a run to a worker and waiting for it costs tens of microseconds, more than a small net takes. Where a run has
+work for several threads, idle workers help (`WorkerPool.run_here`). Nothing else is different: the run has a replica
+of its own, is counted, delays the closing of the executor, and can be stopped between operators or pieces of them.
 
-On the thread of an event loop that is for short runs, as measured before, of operators that are known to wait for
-nothing, one after another. They may have a timeout that is much longer: nothing stops such a run before its end, where
-that is looked at.
+The thread of an event loop runs only nets that were measured to be short, of operators that never block, in sequence.
+Their timeouts must be much longer, as they are checked only at the end of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from dagexec.scheduler.plan.culprit import NameStep
 from dagexec.scheduler.run.inline import InlineSteps, run_inline
 
 AMPLE = 10
-"""A timeout of so many times what a run took last is not expected to end it."""
+"""A timeout of so many times the last run's seconds is not expected to expire."""
 
 
 class InlineRuns:
@@ -55,18 +53,18 @@ class InlineRuns:
         names: Sequence[str],
         call: Call,
     ) -> Outputs | None:
-        """The outputs; None when the run has to take the usual way, and nothing has been done.
+        """The outputs; None when nothing was done and the run has to go through the queue.
 
-        `feeds` have to be arrays of the names, dtypes and shapes that the next replica is prepared for. Raises what
-        `Executor.run` does; RunTimeoutError at the end of a run that took more than its timeout.
+        `feeds` must have the names, dtypes and shapes that the next replica is prepared for. Raises what
+        `Executor.run` does; RunTimeoutError at the end of a run that exceeded its timeout.
         """
         try:
             binding = self._idle[0].io_binding
         except IndexError:
-            kept = self._dispatcher.state.kept.by_thread.get(threading.get_ident())
-            if kept is None:
+            own = self._dispatcher.state.kept.by_thread.get(threading.get_ident())
+            if own is None:
                 return None
-            binding = kept.io_binding
+            binding = own.io_binding
         if binding is None or feeds.__class__ is not dict:
             return None
         if binding.is_shared and self._pooled.is_worker():
@@ -93,8 +91,8 @@ class InlineRuns:
     def takes(self, request: Request) -> bool:
         """True when the thread that made `request` may wait for a replica and compute with it, prepared or not.
 
-        A run that may be stopped in time, is watched or is joined with others is for workers, as is what an operator
-        on one of them asks for. A net that is fed sequences has no steps to be called here.
+        Runs with timeouts, observed and joined runs are for workers, as are calls of operators on one of them. A net
+        that is fed sequences has no steps to call here.
         """
         plain = request.deadline == math.inf and request.call.trace is None and self._batching is None
         variants = any(isinstance(value, Variant) for value in request.feeds.values())
@@ -103,7 +101,7 @@ class InlineRuns:
     def run_when_free(self, request: Request, wait: ThreadWait, when_queued: Callable[[], object]) -> Outputs:
         """The outputs of `request`, which has been checked: in this thread, as soon as it is given a replica.
 
-        `wait` is notified then. `when_queued` is called first if there is none yet. Raises what `Executor.run` does.
+        `wait` is notified then. `when_queued` is called first if no replica is free. Raises what `Executor.run` does.
         """
         request.caller = threading.get_ident()
         try:
@@ -124,25 +122,25 @@ class InlineRuns:
             raise
 
     def _computed(self, request: Request, arrays: Sequence[Array] | None) -> Outputs:
-        """The outputs of `request`, which has a replica. `arrays` are its feeds, if they are those of the signature."""
+        """The outputs of `request`, which has a replica. `arrays` are its feeds, if they match the signature."""
         replica = request.replica
         assert replica is not None
         names, out = request.names, request.call.out
-        known = replica.io_binding
+        binding = replica.io_binding
         while True:
-            if arrays is None or known is None or not known.take_in(arrays, names, out):
+            if arrays is None or binding is None or not binding.take_in(arrays, names, out):
                 self._pooled.feed(request)
-                known, arrays = replica.io_binding, None
-                assert known is not None
-            if known.is_shared:
+                binding, arrays = replica.io_binding, None
+                assert binding is not None
+            if binding.is_shared:
                 self._pooled.run_with_help(request, replica)
             else:
-                request.steps = known.steps
+                request.steps = binding.steps
                 if request.cancelled is None:
                     run = _run_stoppable if replica.net.has_bodies else run_inline
                     try:
-                        replica.arithmetic.run(run, replica.net.name, known.steps, known.name_step)
-                    except RunCancelledError:  # a loop saw that it was; the request knows by whom
+                        replica.arithmetic.run(run, replica.net.name, binding.steps, binding.name_step)
+                    except RunCancelledError:  # raised by a loop operator; the request has the reason
                         if request.cancelled is None:
                             raise
             if request.cancelled is not None:
@@ -152,9 +150,9 @@ class InlineRuns:
             request.block += 1
         if request.deadline != math.inf and self._now() >= request.deadline:
             raise timed_out(self._dispatcher.name, request)
-        outputs = known.fetch(names, out) if request.blocks is None else request.fetch()
-        if known.copied != names:
-            known.unbind()
+        outputs = binding.fetch(names, out) if request.blocks is None else request.fetch()
+        if binding.copied != names:
+            binding.unbind()
         dispatcher = self._dispatcher
         if dispatcher.end_inline(request):
             self._pooled.hand_on(request)
@@ -177,7 +175,7 @@ class InlineRuns:
         names: Sequence[str],
         call: Call,
     ) -> Outputs | None:
-        """Like `run`, on the thread of `loop`; None as well where that has no time for it in this turn."""
+        """Like `run`, on the thread of `loop`; None also where its turn has no time left."""
         try:
             binding = self._idle[0].io_binding
         except IndexError:
@@ -197,11 +195,11 @@ class InlineRuns:
 
     @cached_property
     def waits_for_nothing(self) -> bool:
-        """Operators may be an application's, have a queue, or a loop without end."""
+        """Whether no operator can block: an application's may, a queue may, and a loop may be endless."""
         return all(map(is_known, self._dispatcher.state.replicas[0].net.graph.operators))
 
 
 def _run_stoppable(net: str, steps: InlineSteps, name_step: NameStep) -> None:
-    """`run_inline` of a net with loops, which end when the list is cleared."""
+    """`run_inline` of a net with loops, which also end when the list is cleared."""
     with working_for(steps):
         run_inline(net, steps, name_step)

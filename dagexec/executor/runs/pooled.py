@@ -1,8 +1,8 @@
 """Pooled runs: a request is fed to its replica, run by the workers of a pool, and its results are fetched.
 
-Whoever feeds also prepares, where shapes are new: the caller's thread for its own request, a worker for every other,
-and for one that is to end in time. A request that is given up meanwhile is over at once; its replica is prepared on,
-for those that come later.
+Feeding includes preparation where shapes are new: the caller's thread does it for its own request, a worker for all
+others and for requests with a timeout. A request that is abandoned meanwhile is over at once; preparation goes on, for
+later requests.
 The last worker to leave a run fetches, and continues with the request that has the replica next.
 """
 
@@ -38,7 +38,7 @@ class PooledRuns:
         self._pool = pool
         self._width = width
         self._joins = dispatcher.state.joins
-        self._watches = False  # there will be a look at the replicas that threads keep
+        self._watches = False  # kept replicas will be checked
 
     def submit(self, request: Request, *, start_here: bool) -> None:
         """Take a request on; with `start_here` the calling thread feeds the replica, if one is free.
@@ -62,7 +62,7 @@ class PooledRuns:
             raise
 
     def see_to(self, request: Request, served: Request | None) -> None:
-        """`request` came: have `served`, who has a replica since, served, and who need not wait any more."""
+        """`request` came: have `served` served, which has a replica since, and requests that need not wait any more."""
         if served is not None:
             self.serve(served)
         if request.queue is None:
@@ -73,7 +73,7 @@ class PooledRuns:
             self.give_up_turns()
 
     def start_waiting(self) -> None:
-        """Have everybody served who need not wait for others any more, now and when their time comes."""
+        """Have requests served that need not wait for others any more, now and when their time comes."""
         if not self._joins:
             return
         if is_interruptible():
@@ -84,7 +84,7 @@ class PooledRuns:
         self._see_to_later()
 
     def _see_to_waiting(self) -> None:
-        """`start_waiting` in a thread that Ctrl-C may come to: a worker takes requests of others out of the queue."""
+        """`start_waiting` in a thread that Ctrl-C may interrupt: a worker takes requests of others out of the queue."""
         if is_interruptible() and self._dispatcher.may_start():
             name = f"starting joined requests of {self._dispatcher.name}"
             with suppress(ClosedError):
@@ -97,7 +97,7 @@ class PooledRuns:
             self._wait_until(due)
 
     def give_up_turns(self) -> None:
-        """Have workers serve everybody who waits for a turn of an event loop."""
+        """Have workers serve the requests that wait for a turn of an event loop."""
         if not self._dispatcher.state.queue.waiting:
             return
         if is_interruptible():  # a worker takes requests of others out of the queue
@@ -109,7 +109,7 @@ class PooledRuns:
             self.serve(request)
 
     def end_early(self, request: Request, error: BaseException) -> None:
-        """`error` came to the thread that was about to run `request` itself, unless that is over."""
+        """The thread that was about to run `request` itself got `error`; end the request unless it is over."""
         if request.caller:
             request.notify()
         elif not request.over and request.replica is not None and request.run is None:
@@ -147,9 +147,9 @@ class PooledRuns:
         return self._pool.is_worker()
 
     def hand_on(self, request: Request) -> None:
-        """The inline run of `request` is over: have its replica given to the next one, and that served.
+        """The inline run of `request` is over: give its replica to the next request, and have that served.
 
-        A worker gives it, in place of a thread that Ctrl-C may interrupt.
+        A worker does so in place of a thread that Ctrl-C may interrupt.
         """
 
         def hand_on() -> None:
@@ -164,7 +164,7 @@ class PooledRuns:
         self._pool.submit(task(name, hand_on, share=self._dispatcher.share))
 
     def watch_kept(self) -> None:
-        """Threads keep replicas: have them taken back in a moment from those that do not call again."""
+        """Threads keep replicas: take them back in a moment from threads that do not call again."""
         if self._watches:
             return
         self._watches = True
@@ -195,7 +195,7 @@ class PooledRuns:
         )
 
         def fed() -> None:
-            """With an error and nothing fed, it was cancelled before its turn came."""
+            """An error with nothing fed means that it was cancelled before its turn."""
             if feeding.error is not None and not request.fed:
                 self._end(request, None, feeding.error)
 
@@ -205,14 +205,14 @@ class PooledRuns:
             try:
                 self._pool.submit(feeding)
                 return
-            except ClosedError as error:  # it was cancelled and ended meanwhile, hence the pool could be closed
+            except ClosedError as error:  # it was cancelled and ended meanwhile, so the pool could be closed
                 cancelled = error
         self._pool.stop(feeding, cancelled)
 
     def _serve(self, request: Request) -> None:
-        """Start the run of `request`; when it cannot be started, end it and have the one after it served.
+        """Start the run of `request`; when it cannot be started, end it and have the next one served.
 
-        Raises what interrupts the calling thread when the run is on the pool already; the caller stops it then.
+        Raises an interrupt of the calling thread if the run is on the pool already; the caller then stops the run.
         """
         while self._ended_early(request):
             following = request.following
@@ -223,7 +223,7 @@ class PooledRuns:
             request = following
 
     def _ended_early(self, request: Request) -> bool:
-        """Start the run of `request`, unless somebody did; True when it ended without."""
+        """Start the run of `request`, unless it was started; True when it ended without a run."""
         if request.fed:
             return False
         request.fed = True
@@ -239,7 +239,7 @@ class PooledRuns:
         except BaseException as caught:
             error = self._reported(caught)
             run = request.run
-            if run is not None or request.replica is None:  # the pool may have it, or somebody stopped and ended it
+            if run is not None or request.replica is None:  # it may be on the pool, or was stopped and ended
                 if not isinstance(error, Exception):
                     raise
                 if run is not None:
@@ -252,7 +252,7 @@ class PooledRuns:
     def _start(self, request: Request) -> bool:
         """Feed the replica and hand its run to the pool; False when there is nothing to run.
 
-        From the moment that the dispatcher knows the run, the way to end the request is to stop that.
+        Once the dispatcher knows the run, the request is ended by stopping the run.
         """
         replica = request.replica
         assert replica is not None
@@ -266,7 +266,7 @@ class PooledRuns:
         return True
 
     def feed(self, request: Request) -> None:
-        """Put its inputs, or those of its next block, where its replica reads them, which is prepared for them.
+        """Put its inputs, or those of its next block, where its replica reads them, and prepare that for them.
 
         Raises what `Replica.feed` does.
         """
@@ -275,7 +275,7 @@ class PooledRuns:
         request.feed_replica()
 
     def _begun(self, request: Request, replica: Replica, finished: Callable[[], object]) -> Run:
-        """The run of `request`, whose replica is fed. Raises why it was cancelled, if it was."""
+        """The run of `request`, whose replica is fed. Raises the reason if it was cancelled."""
         run = replica.net.new_run(finished, request.call.trace)
         run.priority = request.call.priority
         run.share = self._dispatcher.share
@@ -286,9 +286,9 @@ class PooledRuns:
         return run
 
     def run_with_help(self, request: Request, replica: Replica) -> None:
-        """Run `request`, whose replica is fed, in the calling thread; workers that are idle help.
+        """Run `request`, whose replica is fed, in the calling thread; idle workers help.
 
-        Raises what goes wrong, and what interrupts the thread when nobody works for the run any more.
+        Raises the run's error, and an interrupt of the thread after the last worker has left the run.
         """
         run = self._begun(request, replica, nothing_to_do)
         replica.arithmetic.run(self._pool.run_here, run)
@@ -298,7 +298,7 @@ class PooledRuns:
         replica.io_binding.ran(run)
 
     def _drop_abandoned(self, request: Request) -> None:
-        """End what nobody can wait for. Raises RunCancelledError if nothing is left of `request`."""
+        """End requests whose callers cannot wait any more. Raises RunCancelledError if none is left of `request`."""
         for member in members_of(request):
             if not member.is_abandoned():
                 continue
@@ -311,7 +311,7 @@ class PooledRuns:
     def _over(self, request: Request, block: int) -> None:
         """The end of a run, on the thread that left it last: fetch, then serve the next request with the replica.
 
-        The pool calls it again if that thread died in it. A request that is made up of blocks goes on with the next.
+        The pool calls it again if that thread died in it. A request of several blocks goes on with the next.
         """
         if request.over and request.replica is None:
             self._dispatcher.notify(request)
@@ -346,7 +346,7 @@ class PooledRuns:
         self._end(request, result, error)
 
     def _reported(self, error: BaseException) -> BaseException:
-        """What the caller of a request gets to see of an `error`: nothing that would end the caller's own thread."""
+        """The error that the caller of a request gets for `error`: not one that would end the caller's own thread."""
         if isinstance(error, Exception) or not self._pool.is_worker():
             return error
         lost = WorkerLostError(f"net {self._dispatcher.name!r}: a worker was ended: {type(error).__name__}: {error}")
@@ -360,7 +360,7 @@ class PooledRuns:
             self._pass_on(request)
 
     def _pass_on(self, ended: Request) -> None:
-        """Have the request after `ended`, if any, served: no caller's thread feeds and prepares for another."""
+        """Have the request after `ended`, if any, served: a caller's thread does not feed and prepare for others."""
         following = ended.following
         if following is not None:
             if not following.caller and self._pool.is_worker():
@@ -375,11 +375,11 @@ def _computed(request: Request) -> Outputs:
     replica = request.replica
     assert replica is not None
     request.feed_replica()
-    known = replica.io_binding
-    assert known is not None
-    request.steps = known.steps
+    binding = replica.io_binding
+    assert binding is not None
+    request.steps = binding.steps
     if request.cancelled is None:
-        replica.arithmetic.run(run_inline, replica.net.name, known.steps, known.name_step)
+        replica.arithmetic.run(run_inline, replica.net.name, binding.steps, binding.name_step)
     if request.cancelled is not None:
         raise request.cancelled
     return request.fetch()

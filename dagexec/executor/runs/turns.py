@@ -1,12 +1,12 @@
-"""Short runs of tasks, on the thread of their event loop: a few in each of its turns, as long as nobody else waits.
+"""Short runs of tasks, on the thread of their event loop: a few in each of its turns, as long as no others wait.
 
-To hand such a run to a worker and to be told of its end takes longer than the run, and worse: the loop and the workers
-then wait for the interpreter, and on a machine of few cores for a core. So requests stay in the queue although a
-replica is idle, and the loop takes some from there in each turn.
+Handing such a run to a worker and being notified of its end takes longer than the run; moreover, the loop and the
+workers then wait for the interpreter, and on a machine of few cores for a core. So requests stay in the queue although
+a replica is idle, and the loop takes some from there in each turn.
 
-They are in the queue like all others: limits, order, timeouts, cancellation and closing are no different. Workers serve
-them as soon as somebody else waits as well (a thread, another loop), a request is urgent, runs have become longer, the
-loop turns out to be busy with other work, or the executor is drained.
+Limits, order, timeouts, cancellation and closing are those of all requests in the queue. Workers serve them as soon as
+others wait as well (a thread, another loop), a request is urgent, runs have become longer, the loop turns out to be
+busy with other work, or the executor is drained.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from dagexec.platform.threads import threads
 
 
 class Visits:
-    """Which event loop comes by, for the requests that wait for its turns: locks nothing, calls nobody, has no clock.
+    """Decides which event loop to call for the requests that wait for its turns. It has no locks, calls or clock.
 
-    Loops are alike. Any thread may ask for a visit; what is told of one comes from the thread of its loop.
+    Loops are interchangeable. Any thread may ask for a visit; the other events come from the thread of the loop.
     """
 
-    __slots__ = ("_due", "_left")
+    __slots__ = ("_departure", "_due")
 
     def __init__(self) -> None:
-        self._due: EventLoop | None = None  # the one that will come by, or is here
-        self._left: float | None = None  # when it left, with requests waiting
+        self._due: EventLoop | None = None  # the loop that will come, or is here
+        self._departure: float | None = None  # when it left, with requests waiting
 
     def wanted(self, loop: EventLoop) -> bool:
-        """Some wait for `loop`. True when it has to be called."""
+        """Requests wait for `loop`. True when it has to be called."""
         if self._due is loop:
             return False
         self._due = loop
         return True
 
     def begins(self, now: float) -> bool:
-        """It is here. False when that took so long that it has much else to do."""
-        left, self._left = self._left, None
-        return left is None or now - left <= MAX_TURN
+        """The loop is here. False when that took so long that it must be busy."""
+        departure, self._departure = self._departure, None
+        return departure is None or now - departure <= MAX_TURN
 
     def is_over(self) -> None:
-        """It leaves, or does not come. Only then is to be looked who waits: those who come from here on call it."""
+        """The loop leaves, or does not come. Look for waiting requests afterwards: later ones call it again."""
         self._due = None
 
     def comes_again(self, now: float) -> None:
-        """It left, and there are some that it has to be called for."""
-        self._left = now
+        """The loop left although requests wait; it has to be called again."""
+        self._departure = now
 
     def state(self, now: float) -> Hashable:
-        """All that what comes next depends on."""
-        return self._due, None if self._left is None else now - self._left <= MAX_TURN
+        """All that decides what comes next."""
+        return self._due, None if self._departure is None else now - self._departure <= MAX_TURN
 
 
 class Turns:
-    """Those of the event loops whose tasks call one executor."""
+    """The turns of the event loops whose tasks call one executor."""
 
     def __init__(self, dispatcher: Dispatcher, pooled: PooledRuns, inline: InlineRuns) -> None:
         self._dispatcher = dispatcher
@@ -71,17 +71,17 @@ class Turns:
         self._inline = inline
         self._now = threads().monotonic
         self._visits = Visits()
-        own = WeakMethod(self._call)  # the dispatcher is to be gone with the last one who refers to it
+        own = WeakMethod(self._call)  # no reference cycle: the dispatcher is freed with its last user
 
         def call(loop: EventLoop) -> None:
-            known = own()
-            if known is not None:
-                known(loop)
+            visit = own()
+            if visit is not None:
+                visit(loop)
 
         dispatcher.call_loop = call
 
     def offer(self, request: Request) -> None:
-        """`request`, which a task is about to make, may be run by its event loop."""
+        """Let the event loop run `request`, which a task is about to make, if it may."""
         call = request.call
         ample = call.timeout is None or call.timeout > AMPLE * MAX_IN_TURN
         plain = call.trace is None and not call.priority and ample
@@ -89,7 +89,7 @@ class Turns:
             request.loop = request.waits_on
 
     def _call(self, loop: EventLoop) -> None:
-        """Have `loop` come by, from any thread."""
+        """Call `loop`, from any thread."""
         if not self._visits.wanted(loop):
             return
         try:
@@ -99,7 +99,7 @@ class Turns:
             self._pooled.give_up_turns()
 
     def _come(self, loop: EventLoop) -> None:
-        """On the thread of `loop`: run what there is time for in this turn, and come again for the rest."""
+        """On the thread of `loop`: run as many requests as this turn has time for, and come again for the rest."""
         try:
             if self._visits.begins(self._now()):
                 self._run_some(loop)

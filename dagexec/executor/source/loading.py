@@ -1,4 +1,4 @@
-"""load_model: one entrance for everything a model can come from."""
+"""load_model: models from every source."""
 
 from __future__ import annotations
 

@@ -34,18 +34,18 @@ def as_asked(model: Model, options: CompileOptions) -> Model:
 
 
 def kept_options(model: Model, options: CompileOptions) -> CompileOptions:
-    """The options of the executor of a compiled model, which keeps nothing of its caller."""
-    kept = options.kept()
-    if kept.pool is None and not _may_share_workers(model, kept):
-        kept = kept.with_chosen(pool="own")
-    return kept
+    """The options that the executor of a compiled model keeps: without objects of its caller."""
+    own = options.kept()
+    if own.pool is None and not _may_share_workers(model, own):
+        own = own.with_chosen(pool="own")
+    return own
 
 
 def with_workers(options: CompileOptions) -> CompileOptions:
     """The options for a model on a `Pool`: its workers, and no more threads than cores when all of them are busy.
 
-    Who asks for a number of workers gets that many of their own. Raises SettingError for what is no pool and for
-    another number of workers.
+    A model with `num_workers` gets that many workers of its own. Raises SettingError for a wrong pool or number of
+    workers.
     """
     pool = options.pool
     if pool is None or pool == "own":
@@ -59,7 +59,7 @@ def with_workers(options: CompileOptions) -> CompileOptions:
 
 
 def _may_share_workers(model: Model, options: CompileOptions) -> bool:
-    """True for what does nothing but compute on the host.
+    """True for a model that only computes, on the host.
 
     An operator of the application, or one that communicates, may hold its worker until another model has run.
     """

@@ -1,4 +1,4 @@
-"""Origin: what an executor was asked to be made of, as far as it can be had again to be saved with it."""
+"""Origin: the source of an executor, to load its model again when it is saved."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Origin:
     """A source, and options as the caller gave them.
 
     Attributes:
-        source: None for a message of the caller, which is not kept in memory.
+        source: None for a message, which is not kept in memory.
         is_calibrated: the options had inputs for calibration, which are not kept either.
-        kept: what a plan has of how its net was prepared.
+        kept: the preparations of the net, from a plan.
     """
 
     source: ModelSource | None
@@ -30,31 +30,31 @@ class Origin:
 
     @classmethod
     def of(cls, source: ModelSource, options: CompileOptions) -> Origin:
-        """What an executor may keep of its caller's."""
-        kept = isinstance(source, str | os.PathLike | Model | MakesModel)
-        return cls(source if kept else None, options.kept(), bool(options.calibration_runs))
+        """The origin that an executor may keep."""
+        is_kept = isinstance(source, str | os.PathLike | Model | MakesModel)
+        return cls(source if is_kept else None, options.kept(), bool(options.calibration_runs))
 
     def model(self, running: Model) -> Model:
-        """The model as it was given, with its parameters; `running` is what the executor has of it.
+        """The source model with its parameters; `running` is what the executor has of it.
 
-        Raises PlanError where that cannot be had, or is not the same any more, and what `load_model` does.
+        Raises PlanError where the source is not kept or has changed, and what `load_model` does.
         """
         if self.source is None:
             raise PlanError(
                 f"net {running.name!r}: the message that it was compiled from is not kept: compile what "
                 "dagexec.load_model makes of it, or build the plan from a file"
             )
-        found = loaded(self.source, self.options)
-        asked = as_asked(found, self.options)
-        nets = (asked.program, running.program), (asked.init_program, running.init_program)
-        if any(one.message() != other.message() for one, other in nets):
+        model = loaded(self.source, self.options)
+        configured = as_asked(model, self.options)
+        nets = (configured.program, running.program), (configured.init_program, running.init_program)
+        if any(net.message() != other.message() for net, other in nets):
             where = self.source if isinstance(self.source, str | os.PathLike) else "what it was compiled from"
             raise PlanError(f"net {running.name!r}: {where} has another model now")
-        return found
+        return model
 
 
 def loaded(source: ModelSource, options: CompileOptions) -> Model:
-    """The model; one of an ONNX file that cannot be run for all sizes with those of `options.shapes` alone."""
+    """The model; if an ONNX file cannot run with all sizes, for those of `options.shapes` alone."""
     try:
         return load_model(source, allow_io=options.allow_io, foreign=options.foreign)
     except UnsupportedOperatorError:

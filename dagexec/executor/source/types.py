@@ -1,4 +1,4 @@
-"""Types of blobs in the words of a model as it was given: passes have put other operators in its net."""
+"""Types of blobs in terms of the source model: passes have put other operators into the compiled net."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from dagexec.platform.records import dataclass
 
 _MAX_ELEMENTS = 1 << 10  # of a constant whose values shapes may depend on
 _FREE_SIZES = ((2, 16), (3, 16), (2, 224), (3, 224), (2, 256), (2, 1), (1, 1), (1, 16), (1, 224))
-"""What is tried for the first axis and for others, where they have any size."""
+"""Sizes tried for the first axis and for others, where they are free."""
 
 
 @dataclass(frozen=True)
 class GivenTypes:
-    """What is to be known of a model to infer the shapes of a run. It keeps no large parameter in memory.
+    """The part of a model that the shapes of a run are inferred from. It keeps no large parameter in memory.
 
     Attributes:
         name: the name of the net.
         operators: those that compute parameters, and those of a run.
-        types: of the parameters that the model came with.
-        values: the small ones.
+        types: of the parameters.
+        values: of the small ones.
     """
 
     name: str
@@ -40,7 +40,7 @@ class GivenTypes:
 
     @classmethod
     def of(cls, model: Model) -> GivenTypes:
-        """Those of a model before anything rewrites it."""
+        """The types of a model before passes rewrite it."""
         parameters = model.parameters.items()
         return cls(
             model.program.name,
@@ -50,17 +50,17 @@ class GivenTypes:
         )
 
     def output_info(self, inputs: Mapping[str, InputInfo], names: Sequence[str]) -> dict[str, InputInfo]:
-        """What is known of blobs from that of the inputs: sizes that are the same for several sizes of these."""
-        found: dict[str, InputInfo] = {}
+        """Types of blobs from those of the inputs: with the sizes that are the same for several sizes of these."""
+        infos: dict[str, InputInfo] = {}
         free = any(size is None for info in inputs.values() for size in info.shape or ())
         for types in islice(filter(None, map(partial(self._types, inputs), _FREE_SIZES)), 4 if free else 1):
             for name in names:
-                found[name] = _either(found.get(name), types.get(name))
-        return {name: found.get(name, InputInfo()) for name in names}
+                infos[name] = _either(infos.get(name), types.get(name))
+        return {name: infos.get(name, InputInfo()) for name in names}
 
     def _types(self, inputs: Mapping[str, InputInfo], free: tuple[int, int]) -> Mapping[str, TensorType | None] | None:
         """Types of all blobs, where inference finds them for inputs with these sizes."""
-        known = {
+        input_types = {
             name: TensorType(
                 tuple(free[axis > 0] if size is None else size for axis, size in enumerate(info.shape)),
                 info.dtype or FLOAT32,
@@ -69,16 +69,16 @@ class GivenTypes:
             if info.shape is not None and not info.is_sequence
         }
         try:
-            return infer_listed(self.name, self.operators, {**self.types, **known}, self.values).blobs
+            return infer_listed(self.name, self.operators, {**self.types, **input_types}, self.values).blobs
         except DagexecError:
             return None
 
     def error_for(self, feeds: Feeds) -> ShapeError | None:
-        """What is wrong with the shapes of `feeds`; None when inference finds nothing, or cannot tell."""
+        """The error in the shapes of `feeds`; None when inference finds none, or cannot tell."""
         arrays = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
         try:
-            known = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in arrays.items()}
-            infer_listed(self.name, self.operators, {**self.types, **known}, self.values)
+            input_types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in arrays.items()}
+            infer_listed(self.name, self.operators, {**self.types, **input_types}, self.values)
         except ShapeError as error:
             return error
         except DagexecError:
@@ -86,13 +86,13 @@ class GivenTypes:
         return None
 
 
-def _either(known: InputInfo | None, found: TensorType | None) -> InputInfo:
-    """What may be either."""
-    if found is None:
-        return InputInfo() if known is None else InputInfo(known.dtype)
-    if known is None:
-        return InputInfo(found.meta, found.shape)
-    if known.shape is None or len(known.shape) != len(found.shape):
-        return InputInfo(found.meta)
-    pairs = zip(known.shape, found.shape, strict=True)
-    return InputInfo(found.meta, tuple(one if one == other else None for one, other in pairs))
+def _either(info: InputInfo | None, inferred: TensorType | None) -> InputInfo:
+    """The type that covers both."""
+    if inferred is None:
+        return InputInfo() if info is None else InputInfo(info.dtype)
+    if info is None:
+        return InputInfo(inferred.meta, inferred.shape)
+    if info.shape is None or len(info.shape) != len(inferred.shape):
+        return InputInfo(inferred.meta)
+    pairs = zip(info.shape, inferred.shape, strict=True)
+    return InputInfo(inferred.meta, tuple(size if size == other else None for size, other in pairs))

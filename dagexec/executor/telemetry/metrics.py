@@ -1,4 +1,4 @@
-"""OpenTelemetry metrics of executors: what happened to requests, and the memory that runs share.
+"""OpenTelemetry metrics of executors: outcomes of requests, and the memory that runs share.
 
 | instrument | kind, unit | attributes |
 |---|---|---|
@@ -11,7 +11,7 @@
 All have `dagexec.net` and `dagexec.net_type`, too. Every one is a sum, or a histogram with the same buckets in every
 process, so that a collector adds up what several processes report. `error.type`, the units and the endings of the
 names are those of OpenTelemetry's semantic conventions, which have no names for the rest. OpenTelemetry is imported
-only when metrics are requested; an error of a meter is logged, and no run fails of it.
+only when metrics are requested; an error of a meter is logged, and fails no run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BATCH_BOUNDARIES = tuple(1 << power for power in range(11))
 
 
 class HasArenas(Protocol):
-    """What is asked for the bytes of its arenas whenever metrics are collected."""
+    """Something with arenas, whose bytes are read whenever metrics are collected."""
 
     def arena_bytes(self) -> int:
         """The bytes of all of them now."""
@@ -86,7 +86,7 @@ class _Instruments:
         )
 
     def observe(self, arenas: HasArenas, attributes: dict[str, str]) -> None:
-        """Report the bytes of `arenas` from now on, for as long as somebody else refers to it."""
+        """Report the bytes of `arenas` from now on, as long as others refer to it."""
         with self._lock:
             self._arenas[arenas] = tuple(attributes.items())
 
@@ -105,15 +105,15 @@ _of_meters: WeakKeyDictionary[Meter, _Instruments] = WeakKeyDictionary()
 
 def _instruments(meter: Meter) -> _Instruments:
     with _lock:
-        found = _of_meters.get(meter)
-        if found is None:
-            found = _of_meters[meter] = _Instruments(meter)
-        return found
+        instruments = _of_meters.get(meter)
+        if instruments is None:
+            instruments = _of_meters[meter] = _Instruments(meter)
+        return instruments
 
 
 @lru_cache(maxsize=1)
 def _global_meter() -> Meter:
-    """The one called "dagexec" of the global provider, also of one that is set later."""
+    """The meter "dagexec" of the global provider, also if that is set later."""
     meter: Meter = require_metrics().get_meter("dagexec")
     return meter
 
@@ -122,7 +122,7 @@ class Metrics:
     """Records the requests of one executor."""
 
     def __init__(self, net: str, net_type: str, meter: Meter | None) -> None:
-        """Without a `meter`, the one of the global provider. Raises what `require_metrics` does."""
+        """`meter` defaults to that of the global provider. Raises what `require_metrics` does."""
         require_metrics()
         self._instruments = _instruments(meter or _global_meter())
         self._attributes = {"dagexec.net": net, "dagexec.net_type": net_type}
@@ -146,7 +146,7 @@ class Metrics:
             self._log()
 
     def record_batch(self, rows: int) -> None:
-        """A run is over that requests of so many rows may have been joined in."""
+        """A run of so many rows is over, where requests may be joined."""
         try:
             self._instruments.batch.record(rows, self._attributes)
         except Exception:

@@ -5,7 +5,7 @@ attributes `dagexec.net`, `dagexec.net_type`, `dagexec.priority`, `dagexec.queue
 free) and `dagexec.outcome` (completed, failed, cancelled, timed_out, rejected or invalid); a run that raised has status
 ERROR and the exception recorded. The span of a joined run, `dagexec.batch`, links to those of its members, and has the
 attributes `dagexec.batch.size` (rows) and `dagexec.outcome`. An error of the tracer or of a span processor is logged;
-no run fails of it.
+it fails no run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Telemetry:
     """Makes the spans of one executor."""
 
     def __init__(self, net: str, net_type: str, tracer: Tracer | None) -> None:
-        """Without a `tracer`, the one called "dagexec" of the global provider. Raises what `require_telemetry` does."""
+        """`tracer` defaults to "dagexec" of the global provider. Raises what `require_telemetry` does."""
         trace = require_telemetry()
         self._tracer = tracer or trace.get_tracer("dagexec")
         self._error = trace.StatusCode.ERROR
