@@ -272,11 +272,207 @@ def _recurrent() -> Iterator[tuple[str, Example]]:
     yield "GRUUnit", Example([state, _normal(1, batch, 3 * hidden), lengths, step], wanted=(0, 1))
 
 
+STRETCHES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, ArgumentValue]]] = [
+    ((3,), (2, 3), {}),
+    ((2, 1, 3), (4, 1), {}),
+    ((2, 3), (), {}),
+    ((), (), {}),
+    ((2, 3, 4), (3,), {"broadcast": 1, "axis": 1}),
+    ((2, 3, 4), (2, 3), {"broadcast": 1, "axis": 0}),
+    ((2, 3, 4), (3, 4), {"broadcast": 1}),
+    ((2, 3, 4), (1,), {"broadcast": 1}),
+    ((2, 3, 4), (1, 3, 1), {"broadcast": 1}),
+    ((2, 3, 2, 2), (3,), {"broadcast": 1, "axis_str": "C"}),
+    ((2, 2, 2, 3), (3,), {"broadcast": 1, "axis_str": "C", "order": "NHWC"}),
+]
+"""Shapes of operands of which one is stretched, and arguments."""
+
+
+def _stretched() -> Iterator[tuple[str, Example]]:
+    for a, b, arguments in STRETCHES:
+        for name in ("Add", "Sub", "Mul", "Div", "Pow"):
+            yield name, _example(_between(0.5, 2, *a), _between(0.5, 2, *b), **arguments)
+    for exponent in (2.0, 3.0, 1.0, 0.0, -1.0):
+        yield "Pow", _example(_between(0.5, 2, 2, 3, 2), exponent=exponent)
+    yield "Pow", Example([_between(-2, 2, 2, 3), _integers(0, 1, 3)], wanted=(0,))
+    for name in ("Max", "Min", "Mean", "Sum"):
+        yield name, _example(_apart(2, 3), _apart(2, 3) + 0.03, _apart(2, 3) + 0.06)
+    for shapes in (((2, 3), (3,), (2, 1)), ((3,), (2, 3), ())):
+        chosen, x, y = shapes
+        yield "Where", _example(_rng.random(chosen) < 0.5, _normal(*x), _normal(*y))
+    rows = Example([_rng.random(2) < 0.5, _normal(2, 3, 2), _normal(2, 3, 2)], arguments={"broadcast_on_rows": 1})
+    yield "Where", rows
+    for name in ("Softmax", "LogSoftmax"):
+        for axis, single in ((0, 0), (-1, 0), (3, 0), (1, 1), (0, 1), (-1, 1)):
+            yield name, _example(_normal(2, 3, 4), axis=axis, single_axis=single)
+    for slope, order in (((1,), "NCHW"), ((5,), "NHWC"), ((3, 1, 1), "NCHW"), ((2, 1, 4, 1), "NCHW")):
+        yield "PRelu", _example(_apart(2, 3, 4, 5), _normal(*slope), order=order)
+    yield "Cast", _example(_normal(3), to="double", from_type="double")
+    for shape in ((2, 3), (0,), ()):
+        weighted = [_normal(*shape), np.array([0.5]), _normal(*shape), np.array([-2.0])]
+        yield "WeightedSum", _example(*weighted, grad_on_w=1)
+        yield "WeightedSum", Example(weighted, wanted=(0, 2), inplace={0: 0})
+
+
+def _multiplied() -> Iterator[tuple[str, Example]]:
+    for x, w, arguments in (
+        ((2, 3, 4), (5, 12), {}),
+        ((2, 3, 4), (5, 4), {"axis": 2}),
+        ((2, 3, 4), (5, 4), {"axis": -1}),
+        ((2, 6), (2, 2, 6), {"axis_w": 2}),
+        ((2, 6), (2, 2, 6), {"axis_w": -1}),
+        ((6,), (3, 6), {"axis": 0}),
+    ):
+        units = int(np.prod(w[: arguments.get("axis_w", 1)]))
+        yield "FC", _example(_normal(*x), _normal(*w), _normal(units), **arguments)
+    for turned_a, turned_b in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        turned: dict[str, ArgumentValue] = {"trans_a": turned_a, "trans_b": turned_b}
+        a = _normal(2, 2, 3) if turned_a else _normal(3, 2, 2)
+        b = _normal(2, 2, 2) if turned_b else _normal(4, 2)
+        folds: dict[str, ArgumentValue] = {"axis_a": 2} if turned_a else {}
+        yield "MatMul", _example(a, b, **turned, **folds)
+        for like in ((6,), (1, 3, 2)):
+            yield "MatMul", Example([a, b, np.zeros(like, np.float32)], wanted=(0, 1), arguments={**turned, **folds})
+        for stack_a, stack_b in (
+            ((2, 3), ()),
+            ((), (2, 3)),
+            ((2, 1), (3,)),
+            ((3,), (2, 3)),
+            ((1,), (2,)),
+            ((2,), (2,)),
+        ):
+            a = _normal(*stack_a, *((3, 2) if turned_a else (2, 3)))
+            b = _normal(*stack_b, *((4, 3) if turned_b else (3, 4)))
+            yield "BatchMatMul", _example(a, b, broadcast=1, **turned)
+        a, b = _normal(*((3, 1) if turned_a else (1, 3))), _normal(*((4, 3) if turned_b else (3, 4)))
+        yield "BatchMatMul", _example(a, b, **turned)
+        a, b = _normal(*((4, 3) if turned_a else (3, 4))), _normal(*((2, 4) if turned_b else (4, 2)))
+        for c in ((), (2,), (3, 1), (1, 2), (3, 2)):
+            yield "Gemm", _example(a, b, _normal(*c), alpha=0.5, beta=1.5, **turned)
+        yield "Gemm", _example(a, b, alpha=0.5, **turned)
+    for one, other in (((3,), (3,)), ((3,), (3, 2)), ((3,), (2, 3, 2)), ((2, 3), (3,)), ((2, 4, 3), (3,))):
+        yield "BatchMatMul", _example(_normal(*one), _normal(*other), broadcast=1)
+
+
+def _moved() -> Iterator[tuple[str, Example]]:
+    for name, arguments in (
+        ("Flatten", {"axis": 0}), ("Flatten", {"axis": -1}), ("Reshape", {"shape": [0, -1]}),
+        ("Reshape", {"shape": [3, 1, 4]}), ("Squeeze", {"dims": [1]}), ("Squeeze", {"dims": [-2]}),
+        ("ExpandDims", {"dims": [0, -1]}), ("Transpose", {"axes": [2, 0, 1]}),
+        ("Reorder", {"from_order": "NCHW", "to_order": "NHWC"}),
+    ):  # fmt: skip
+        yield name, _example(_apart(2, 1, 6), **arguments)
+    yield "Reshape", Example([_normal(2, 3), _integers(3, 2)], outputs=2, wanted=(0,))
+    yield "Squeeze", Example([_normal(2, 1, 3)], inplace={0: 0}, arguments={"dims": [1]})
+    yield "ExpandDims", Example([_normal(2, 3)], inplace={0: 0}, arguments={"dims": [1]})
+    image = _normal(2, 3, 1, 3)
+    for arguments in ({"order": "NHWC"}, {"order": "NCHW"}, {"add_axis": 1, "axis": 1}, {"add_axis": 1, "axis": -1}):
+        for outputs in (1, 2):
+            yield "Concat", Example([image, image + 1], outputs, arguments=arguments)
+            if "order" in arguments:
+                yield "DepthConcat", Example([image, image + 1], outputs, arguments=arguments)
+    for axis in (-3, -1, 0, 1):
+        parts = [np.moveaxis(_normal(count, 2, 3), 0, axis).copy() for count in (1, 2, 3)]
+        yield "Concat", Example(parts, arguments={"axis": axis})
+    for outputs, arguments in (
+        (3, {"axis": 1}), (3, {"axis": -2, "split": [1, 2, 3]}), (2, {"axis": 0}), (2, {"axis": 0, "add_axis": 1}),
+        (3, {"order": "NCHW"}), (1, {"axis": 2}),
+    ):  # fmt: skip
+        yield "Split", Example([_normal(2, 6, 3)], outputs, arguments=arguments)
+    by_input = Example([_normal(2, 6), np.array([4, 2], np.int32)], outputs=2, wanted=(0,), arguments={"axis": 1})
+    yield "Split", by_input
+    for arguments in (
+        {"starts": [0, 1], "ends": [-1, 3]}, {"starts": [1], "ends": [1]},
+        {"starts": [-2], "ends": [-1], "axes": [-1]}, {"starts": [0], "ends": [5], "steps": [2], "axes": [1]},
+        {"starts": [4], "ends": [-9], "steps": [-2], "axes": [1], "onnx_style": 1},
+    ):  # fmt: skip
+        yield "Slice", _example(_normal(2, 5), **arguments)
+    yield "Slice", Example([_normal(4, 3), _integers(1, 0), _integers(3, 2)], wanted=(0,))
+    for axis in (-2, 0, 1):
+        yield "Tile", _example(_normal(2, 3), tiles=2, axis=axis)
+        yield "Tile", Example([_normal(2, 0), _integers(3), _integers(axis)], wanted=(0,))
+    for shape, expanded in (
+        ((3, 1), [2, 1, 4]),
+        ((1,), [2, 3]),
+        ((), [2, 2]),
+        ((2, 3), [1]),
+        ((2, 1, 2), [3, 1]),
+        ((1, 3), [0, 3]),
+    ):
+        yield "Expand", _example(_normal(*shape), shape=expanded)
+        yield "Expand", Example([_normal(*shape), np.array(expanded)], wanted=(0,))
+
+
+def _picked() -> Iterator[tuple[str, Example]]:
+    for indices in ([1, 1, 0], [[2, 0], [2, 2]], 1, []):
+        picks = np.array(indices, np.int64)
+        for dense in (0, 1):
+            yield "Gather", _example(_normal(3, 2), picks.astype(np.int32), dense_gradient=dense)
+        for axis in (0, 1, -1):
+            yield "Gather", _example(_normal(3, 3, 3), picks, axis=axis)
+            yield "Gather", _example(_normal(3, 3, 3), picks - 3, axis=axis, wrap_indices=1)
+        yield "BatchGather", _example(_normal(2, 3, 2), picks.astype(np.int32))
+    for shape, axis, k in (((4,), 0, 0), ((2, 3), -1, 3), ((3, 2, 4), 1, 1), ((3, 2, 4), 0, 2)):
+        yield "TopK", Example([_apart(*shape)], outputs=3, arguments={"k": k, "axis": axis})
+        yield "TopK", Example([_apart(*shape), _integers(k)], outputs=2, wanted=(0,), arguments={"axis": axis})
+
+
+def _of_images() -> Iterator[tuple[str, Example]]:
+    x = _normal(2, 2, 4, 5)
+    for order in ("NCHW", "NHWC"):
+        for height, width in ((2.0, 3.0), (1.0, 1.0), (1.5, 2.5), (0.5, 0.3), (2.0, 0.7), (3.0, 1.2)):
+            yield "ResizeNearest", _example(x, height_scale=height, width_scale=width, order=order)
+            scales = np.array([height, width], np.float32)
+            yield "ResizeNearest", Example([x, scales], wanted=(0,), arguments={"order": order})
+        for group in (1, 2, 3, 6):
+            yield (
+                "ChannelShuffle",
+                _example(_normal(*((2, 6, 1, 2), (2, 1, 2, 6))[order == "NHWC"]), group=group, order=order),
+            )
+        for mode in ("constant", "reflect", "edge"):
+            yield "PadImage", _example(_normal(2, 3, 4, 2), mode=mode, order=order, pads=[1, 1, 2, 0], value=3.0)
+        pooled = _apart(2, 4, 4, 2)
+        for window in ({"kernel": 2, "stride": 2}, {"kernel": 3, "pad": 1}, {"global_pooling": 1}):
+            for name in ("MaxPool", "AveragePool", "LpPool"):
+                yield name, _example(pooled, order=order, **window)
+        columns: dict[str, ArgumentValue] = {"kernel": 2, "pad": 1, "stride": 2, "order": order}
+        image = _normal(1, 3, 4, 2)
+        yield "Im2Col", _example(image, **columns)
+        shape = (1, 12, 3, 2) if order == "NCHW" else (1, 2, 3, 8)
+        yield "Col2Im", Example([_normal(*shape), image], wanted=(0,), arguments=columns)
+    for mode in ("constant", "reflect", "edge"):
+        for pads in ([1, -1], [-1, 0], [1, 0, 1, 1, 1, 0], [0, -1, 1, -1]):
+            yield "Pad", _example(_normal(*(3, 4, 3)[: len(pads) // 2]), mode=mode, pads=pads)
+    window = {"kernels": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "group": 2}
+    yield "Conv", _example(_normal(2, 2, 4, 3), _normal(4, 1, 3, 2), _normal(4), **window)
+    yield "Conv1D", _example(_normal(2, 2, 5), _normal(3, 2, 3), kernels=[3], dilations=[2])
+    yield "ConvTranspose", _example(_normal(1, 2, 2, 3), _normal(2, 3, 2, 2), kernels=[2, 2], strides=[2, 1])
+    yield "LC", _example(_normal(2, 2, 3, 3), _normal(2, 2, 2, 2, 2, 2), kernels=[2, 2])
+    for flat in (0, 1):
+        indexed: dict[str, ArgumentValue] = {"kernel": 2, "stride": 1, "flat_indices": flat}
+        yield "MaxPoolWithIndex", Example([_apart(2, 2, 4, 3)], outputs=2, arguments=indexed)
+
+
+def _units() -> Iterator[tuple[str, Example]]:
+    state, step = _normal(1, 3, 2), np.array([1], np.int32)
+    for lengths in (None, [3, 1, 2], [0, 0, 0]):
+        given = [] if lengths is None else [np.array(lengths, np.int32)]
+        for drop in (0, 1):
+            arguments: dict[str, ArgumentValue] = {"sequence_lengths": len(given), "drop_states": drop}
+            gates = _normal(1, 3, 8)
+            yield (
+                "LSTMUnit",
+                Example([state, state, gates, *given, step], outputs=2, arguments={**arguments, "forget_bias": 0.5}),
+            )
+            yield "GRUUnit", Example([state, _normal(1, 3, 6), *given, step], arguments=arguments)
+
+
 def examples() -> dict[str, list[Example]]:
     """Examples by operator type."""
     found: dict[str, list[Example]] = {}
     families = (
-        _elementwise, _reductions, _shapes, _products, _windows, _normalizations, _losses, _recurrent,
+        _elementwise, _reductions, _shapes, _products, _windows, _normalizations, _losses, _recurrent, _stretched,
+        _multiplied, _moved, _picked, _of_images, _units,
     )  # fmt: skip
     for family in families:
         for name, example in family():

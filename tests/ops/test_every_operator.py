@@ -19,9 +19,10 @@ from dagexec import NetDef, Workspace
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.inference import infer_listed
 from dagexec.core.node import node_of
+from dagexec.core.proto import OperatorDef
 from dagexec.core.registry import has_engine, schema_of
 from dagexec.core.schema import UNBOUNDED, ElementTypeError, TensorType
-from dagexec.errors import DagexecError, OperatorError, SchemaError
+from dagexec.errors import DagexecError, OperatorError, SchemaError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.fuzz.near import same
 from tests.ops.examples import FLOATS, Example, cases, examples, of_case
@@ -80,7 +81,10 @@ def test_in_place_it_gives_the_bytes_that_it_gives_apart(op_type: str, engine: s
         for source, target in places(one, apart):
             if f"x{source}" in _added(one):
                 continue
-            for found, expected in zip(one.in_place(source, target).run(engine), apart, strict=True):
+            taken = one.in_place(source, target)
+            for found, expected in zip(
+                [*taken.run(engine), *taken.run(engine, pieces=7)], [*apart, *apart], strict=True
+            ):
                 is_near = (op_type, engine) in ROUNDS_BY_PLACE and difference(found, expected) < 1e-6
                 assert is_near or same(found, expected), f"output {target} in place of input {source} {one}"
 
@@ -103,6 +107,31 @@ def test_the_number_of_pieces_changes_no_byte(op_type: str, engine: str) -> None
         whole = one.run(engine, pieces=1)
         for pieces in (2, 7):
             assert all(map(same, one.run(engine, pieces=pieces), whole)), f"{pieces} pieces {one}"
+
+
+RANKED = [name for name in examples() if re.search("[123]D(Gradient)?$", name)]
+
+
+@pytest.mark.parametrize("op_type", RANKED)
+def test_a_name_of_fixed_rank_computes_what_the_other_does_and_refuses_another_rank(op_type: str) -> None:
+    """By the same engines."""
+    name = re.sub("[123]D", "", op_type)
+    assert has_engine(op_type, "ONEDNN") == has_engine(name, "ONEDNN")
+    for one in examples()[op_type]:
+        other = replace(one, definition=renamed(one, name))
+        assert all(map(same, one.run(), other.run())), str(one)
+        [rank] = {int(digit) for digit in re.findall("([123])D", op_type)}
+        wrong = replace(one, inputs=[one.inputs[0][..., np.newaxis], *one.inputs[1:]])
+        with pytest.raises(ShapeError, match=f"'x0' must have {rank + 2} axes, found {rank + 3}"):
+            wrong.run()
+
+
+def renamed(one: Example, op_type: str) -> OperatorDef:
+    """Its definition with another operator type."""
+    made = OperatorDef()
+    made.CopyFrom(one.definition)
+    made.type = op_type
+    return made
 
 
 @each_type
@@ -209,8 +238,7 @@ def test_too_few_and_too_many_inputs_are_refused_with_what_was_expected(op_type:
     for count in (fewest - 1, most + 1 if most < UNBOUNDED else -1):
         if count < 0:
             continue
-        wrong = type(one.definition)()
-        wrong.CopyFrom(one.definition)
+        wrong = renamed(one, op_type)
         wrong.input[:] = [f"x{index}" for index in range(count)]
         inputs: list[Any] = (list(one.inputs) * (count + 1))[:count]
         error = failure(replace(one, definition=wrong, inputs=inputs))

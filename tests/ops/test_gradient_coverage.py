@@ -12,9 +12,11 @@ from dagexec.core.registry import operator_module, registered_operators
 from dagexec.errors import GradientError
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.backward import add_gradient_operators
+from tests.ops.examples import Example as ForwardExample
 from tests.ops.formulas import differentiable
-from tests.ops.gradient_checks import check_gradient
+from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.gradient_examples import Example, examples
+from tests.ops.onednn.engine import ENGINES
 from tests.ops.running import operator_def
 
 EXAMPLES = examples()
@@ -69,6 +71,29 @@ def test_gradients_are_the_numerical_ones(op_type: str, example: Example) -> Non
         statistics=example.statistics,
         **example.arguments,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("op_type", EXAMPLES)
+def test_a_gradient_alone_is_what_it_is_beside_the_others(op_type: str, engine: str) -> None:
+    dtype, close = (np.float32, 1e-5) if engine == "ONEDNN" else (np.float64, 1e-12)
+    for one in EXAMPLES[op_type]:
+        inputs = [array.astype(dtype) if array.dtype == np.float64 else array for array in one.inputs]
+        positions = one.wanted or [i for i, array in enumerate(inputs) if array.dtype == dtype]
+        if len(positions) < 2:
+            continue
+        blobs = ["x"] * len(inputs), ["y"] * one.outputs
+        forward = ForwardExample.of(operator_def(op_type, *blobs, engine=engine, **one.arguments), inputs)
+        slopes = {
+            index: np.cos(np.arange(y.size)).reshape(y.shape).astype(dtype)
+            for index, y in enumerate(forward.run())
+            if y.dtype == dtype and index not in one.statistics
+        }
+        every = analytic_gradients(forward.definition, inputs, slopes, positions)
+        for position in positions:
+            alone = analytic_gradients(forward.definition, inputs, slopes, [position])[position]
+            np.testing.assert_allclose(alone, every[position], rtol=close, atol=close, err_msg=f"{position} of {one}")
 
 
 def test_second_derivatives_are_refused() -> None:

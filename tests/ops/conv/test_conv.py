@@ -143,13 +143,6 @@ def test_every_way_to_compute_serves_every_type_order_and_rank(
     check(Case(geometry, 2, group, per_group, multiplier, order=order, dtype=dtype))
 
 
-@pytest.mark.parametrize("op_type", ["Conv1D", "Conv2D", "Conv3D"])
-def test_names_of_fixed_rank_compute_the_same(op_type: str) -> None:
-    case = Case({"Conv1D": LINE, "Conv2D": SQUARE, "Conv3D": CUBE}[op_type])
-    (y,) = run_operator(op_type, list(case.fed()), **case.arguments())
-    np.testing.assert_array_equal(y, run_case(case))
-
-
 def test_no_channels_leave_the_bias() -> None:
     x, weights = np.zeros((2, 0, 4, 4), np.float32), np.zeros((3, 0, 3, 3), np.float32)
     (y,) = run_operator("Conv", [x, weights, np.array([1, 2, 3], np.float32)], kernel=3)
@@ -352,11 +345,6 @@ def test_integers_and_mixed_types_are_refused() -> None:
     half_bias = [np.zeros(IMAGE, np.float32), np.zeros(FILTER, np.float32), np.zeros(BIAS, np.float16)]
     with pytest.raises(ShapeError, match="one element type, found float16, float32"):
         run_operator("Conv", list(half_bias), kernel=3)
-
-
-def test_a_name_of_fixed_rank_refuses_another_rank() -> None:
-    with pytest.raises(ShapeError, match=r"Conv1D 'y0'.*'x0' must have 3 axes, found 4"):
-        run_operator("Conv1D", [np.zeros(IMAGE, np.float32), np.zeros(FILTER, np.float32)], kernel=3)
 
 
 # Cost.

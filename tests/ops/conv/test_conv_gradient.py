@@ -216,16 +216,6 @@ def test_only_the_gradients_that_are_wanted_are_given(case: Case) -> None:
             np.testing.assert_array_equal(array, every[name])
 
 
-@pytest.mark.parametrize("op_type", ["Conv1D", "Conv2D", "Conv3D"])
-def test_names_of_fixed_rank_have_gradients(op_type: str) -> None:
-    case = Case({"Conv1D": LINE, "Conv2D": SQUARE, "Conv3D": CUBE}[op_type])
-    gradient = output_gradient(case).astype(np.float32)
-    x, weights, _ = case.fed()
-    found = run_operator(f"{op_type}Gradient", [x, weights, gradient], 3, **case.arguments())
-    for one, other in zip(found, found_gradients(case, gradient), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
 def test_no_images_give_zero_gradients_of_the_parameters(op_type: str) -> None:
     x, weights = np.zeros((0, 2, 5, 5), np.float32), np.ones((2, 2, 3, 3), np.float32)

@@ -165,14 +165,6 @@ def test_every_type_order_and_group_is_served(
     check(replace(case, batch=2, group=group, per_group=per_group, filters_per_group=filters, order=order, dtype=dtype))
 
 
-@pytest.mark.parametrize(("name", "rank"), [("ConvTranspose1D", 1), ("ConvTranspose2D", 2), ("ConvTranspose3D", 3)])
-def test_names_of_fixed_rank_compute_the_same(name: str, rank: int) -> None:
-    case = TransposedCase((3,) * rank, (2,) * rank, (2,) * rank, (1,) * rank, (1,) + (0,) * (2 * rank - 1), (1,) * rank)
-    (y,) = run_operator(name, list(case.fed()), **case.arguments())
-    (expected,) = run_operator("ConvTranspose", list(case.fed()), **case.arguments())
-    assert y.tobytes() == expected.tobytes()
-
-
 def test_the_three_spellings_of_adj_say_the_same() -> None:
     case = replace(PLAIN, adj=(0, 0))
     inputs = list(case.fed())

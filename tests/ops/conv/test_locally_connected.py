@@ -202,15 +202,6 @@ def test_every_rank_type_order_and_group_is_served(
         check_gradients(case, EVERY)
 
 
-@pytest.mark.parametrize(("suffix", "geometry"), [("1D", LINE), ("2D", SQUARE), ("3D", CUBE)])
-def test_names_of_fixed_rank_compute_the_same(suffix: str, geometry: Geometry) -> None:
-    case = Case(geometry, 2)
-    np.testing.assert_array_equal(run_forward(case, f"LC{suffix}"), run_forward(case))
-    found = run_operator(f"LC{suffix}Gradient", list(case.fed_back()), 3, **case.arguments())
-    for one, other in zip(found, run_backward(case, EVERY).values(), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)

@@ -37,14 +37,6 @@ def test_output_has_its_own_values_when_its_input_is_overwritten_later() -> None
     assert workspace.fetch_blob("x").tolist() == [0, 2]
 
 
-def test_dropout_in_place_changes_nothing() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", np.array([-1.0, 2.0], np.float32))
-    with SimpleNet(NetDef(name="n", op=[operator_def("Dropout", ["x"], ["x"], is_test=1)]), workspace) as net:
-        net.run()
-    assert workspace.fetch_blob("x").tolist() == [-1, 2]
-
-
 def dropout(
     seed: int | None, *, name: str = "y", source: str = "x", iteration: bool = True, ratio: float = 0.5
 ) -> OperatorDef:

@@ -138,13 +138,6 @@ def test_a_huge_shape_is_refused_before_memory_is_asked_for(op_type: str, shape:
         run_operator(op_type, [], shape=shape)
 
 
-def test_constant_fill_in_place_overwrites() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", np.array([1.0, 2.0], np.float32))
-    workspace.run_operator_once(operator_def("ConstantFill", ["x"], ["x"], value=3.0))
-    assert workspace.fetch_blob("x").tolist() == [3.0, 3.0]
-
-
 GIVEN = {
     "GivenTensorFill": (np.float32, [0.5, -1.25, math.inf, 0.0]),
     "GivenTensorDoubleFill": (np.float64, [0.5, -1.25, 1e30, 0.0]),

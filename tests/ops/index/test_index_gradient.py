@@ -8,8 +8,6 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dagexec.core.gradient import SparseGradient, gradient
 from dagexec.errors import OperatorError, ShapeError
@@ -23,41 +21,12 @@ def normal(*shape: int) -> Array:
     return np.random.default_rng(5).standard_normal(shape)
 
 
-@pytest.mark.slow
-@settings(max_examples=20, deadline=None)
-@given(
-    st.lists(st.integers(0, 2), max_size=2),
-    st.lists(st.integers(1, 3), max_size=2),
-    st.sampled_from([np.int32, np.int64]),
-    st.booleans(),
-    st.integers(0, 99),
-)
-def test_gather_gradients_equal_differences(
-    indices: list[int], row: list[int], dtype: Any, dense: bool, seed: int
-) -> None:
-    picked = np.random.default_rng(seed).integers(0, 3, indices).astype(dtype)
-    check_gradient("Gather", [normal(3, *row), picked], dense_gradient=int(dense))
-
-
 def test_the_gradient_of_gather_is_a_vector_of_indices_and_a_row_for_each() -> None:
     made = gradient(operator_def("Gather", ["w", "ids"], ["y"]), ["y_grad"])
     assert made.inputs == (SparseGradient("w_grad_indices", "w_grad_values"), None)
     indices, dy = np.array([[2, 0], [2, 1]]), normal(2, 2, 4)
     found = analytic_gradients(operator_def("Gather", ["x0", "x1"], ["y0"]), [np.zeros((3, 4)), indices], {0: dy}, [0])
     np.testing.assert_allclose(found[0], [dy[0, 1], dy[1, 1], dy[0, 0] + dy[1, 0]])
-
-
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("indices", [[1, 1, 0], [[2, 0], [2, 2]], 1, []])
-def test_gather_along_any_axis_and_from_the_end_has_a_dense_gradient(axis: int, indices: Any) -> None:
-    picked = np.array(indices, np.int64)
-    check_gradient("Gather", [normal(3, 3, 3), picked], axis=axis)
-    check_gradient("Gather", [normal(3, 3, 3), picked - 3], axis=axis, wrap_indices=1)
-
-
-@pytest.mark.parametrize("indices", [[1, 1, 0], [[2, 0], [2, 2]], []])
-def test_batch_gather_gradients_equal_differences(indices: Any) -> None:
-    check_gradient("BatchGather", [normal(2, 3, 2), np.array(indices, np.int32)])
 
 
 def test_repeated_indices_add_up_and_the_order_is_fixed() -> None:
@@ -80,10 +49,6 @@ def test_repeated_indices_of_16_bits_are_summed_in_float32(dtype: Any) -> None:
     np.testing.assert_array_equal(found, np.array([[0, 0], [3000, 3000]], dtype))
 
 
-def test_sparse_to_dense_has_a_gradient_for_its_values() -> None:
-    check_gradient("SparseToDense", [np.array([1, 1, 0]), normal(3, 2), np.zeros(4, np.float32)])
-
-
 def test_index_rows_fold_the_axes_of_the_indices() -> None:
     check_gradient("IndexRows", [normal(2, 3, 4), np.zeros((2, 3), np.int64)])
     (found,) = run_operator("IndexRows", [normal(5), np.zeros((), np.int64)])
@@ -97,17 +62,6 @@ def test_tensors_without_elements_have_gradients(shape: tuple[int, int]) -> None
         definition = operator_def("Gather", ["x0", "x1"], ["y0"], **arguments)
         found = analytic_gradients(definition, [np.ones(shape), indices], {0: np.ones((0, shape[1]))}, [0])
         np.testing.assert_array_equal(found[0], np.zeros(shape))
-
-
-@pytest.mark.slow
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
-def test_topk_gradients_equal_differences(shape: list[int], data: st.DataObject) -> None:
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-    k = data.draw(st.integers(0, shape[axis]))
-    x = np.random.default_rng(1).permutation(int(np.prod(shape))).reshape(shape).astype(np.float64)
-    check_gradient("TopK", [x], outputs=data.draw(st.sampled_from([2, 3])), k=k, axis=axis)
-    check_gradient("TopK", [x, np.array([k])], outputs=2, wanted=[0], axis=axis)
 
 
 def test_of_equal_elements_the_one_that_was_picked_gets_the_gradient() -> None:

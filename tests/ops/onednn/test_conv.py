@@ -137,13 +137,6 @@ def test_every_geometry_order_and_type(
     assert_close(from_order(y, order), layer.exact(), dtype)
 
 
-@pytest.mark.parametrize("op_type", ["Conv1D", "Conv2D", "Conv3D"])
-def test_names_of_fixed_rank(by_onednn: pytest.LogCaptureFixture, op_type: str) -> None:
-    layer = Layer({"Conv1D": LINE, "Conv2D": SQUARE, "Conv3D": CUBE}[op_type])
-    (y,) = run_operator(op_type, list(layer.fed("NHWC")), engine="ONEDNN", **layer.arguments("NHWC"))
-    assert_close(from_order(y, "NHWC"), layer.exact())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("order", "output_order"), [(a, b) for a in ORDERS for b in ORDERS])
 def test_a_result_in_another_order(by_onednn: pytest.LogCaptureFixture, order: str, output_order: str) -> None:

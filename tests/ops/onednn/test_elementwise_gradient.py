@@ -8,7 +8,7 @@ import pytest
 from dagexec import NetDef, Workspace
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import needs_onednn, run_fallback, run_onednn
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def
 
 
 @needs_onednn
@@ -40,9 +40,3 @@ def test_float64_is_left_to_the_default_engine(op_type: str) -> None:
     (found,) = run_fallback(op_type, [y, dy])[0]
     expected = np.where(y > 0, dy, 0) if op_type == "ReluGradient" else y * (dy - np.sum(y * dy, axis=1, keepdims=True))
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-@needs_onednn
-def test_tensor_without_elements() -> None:
-    (found,) = run_operator("ReluGradient", [np.zeros((0, 3), np.float32)] * 2, engine="ONEDNN")
-    assert found.shape == (0, 3)

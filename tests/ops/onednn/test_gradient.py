@@ -76,34 +76,6 @@ def test_gradients_of_a_convolution(
     assert_close(from_order(found[2], order), exact[2])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("wanted", [["bias"], ["input"], ["filter"], ["input", "bias"], ["bias", "input", "filter"]])
-@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
-def test_only_what_is_wanted_is_computed(
-    by_onednn: pytest.LogCaptureFixture, kind: str, wanted: list[str], order: str
-) -> None:
-    rng = np.random.default_rng(8)
-    x, weights = rng.standard_normal((2, 32, 6, 7)), rng.standard_normal((32, 32, 3, 3)) / 17
-    (y,) = run_operator(kind, [x, weights], kernel=3, pad=1)
-    gradient = random_like(y)
-    exact = run_operator(f"{kind}Gradient", [x, weights, gradient], len(wanted), kernel=3, pad=1, wanted=wanted)
-    fed = [to_order(x, order), filter_in(weights, order), to_order(gradient, order)]
-    found = run_operator(
-        f"{kind}Gradient",
-        [array.astype(np.float32) for array in fed],
-        len(wanted),
-        engine="ONEDNN",
-        kernel=3,
-        pad=1,
-        order=order,
-        wanted=wanted,
-    )
-    for name, one, other in zip(wanted, found, exact, strict=True):
-        restored = from_order(one, order) if name == "input" else one
-        assert_close(restored, filter_in(other, order) if name == "filter" else other)
-
-
 TRANSPOSED: dict[str, dict[str, ArgumentValue]] = {
     "plain": {"kernel": 3},
     "padded": {"kernel": 3, "stride": 2, "pads": [1, 0, 1, 1]},
@@ -149,18 +121,6 @@ def test_transposed_convolutions_and_their_gradients(
     assert_close(from_order(computed[2], order), gradients[2])
 
 
-@pytest.mark.parametrize("op_type", ["ConvTranspose1D", "ConvTranspose2D", "ConvTranspose3D"])
-def test_transposed_convolutions_of_fixed_rank(by_onednn: pytest.LogCaptureFixture, op_type: str) -> None:
-    rank = int(op_type[-2])
-    rng = np.random.default_rng(10)
-    x, weights = rng.standard_normal((1, 16, *(4,) * rank)), rng.standard_normal((16, 16, *(2,) * rank)) / 6
-    (exact,) = run_operator(op_type, [x, weights], kernels=[2] * rank)
-    (found,) = run_operator(
-        op_type, [x.astype(np.float32), weights.astype(np.float32)], engine="ONEDNN", kernels=[2] * rank
-    )
-    assert_close(found, exact)
-
-
 @pytest.mark.parametrize("geometry", [SQUARE, LINE, CUBE, ASYMMETRIC])
 def test_bfloat16_gradients_are_near(geometry: Geometry) -> None:
     layer = Layer(geometry, dtype="bfloat16")
@@ -172,16 +132,6 @@ def test_bfloat16_gradients_are_near(geometry: Geometry) -> None:
     assert_close(found[0], to_channels_last(exact[0]), "bfloat16")
     assert_close(found[1], exact[1], "bfloat16")
     assert_close(from_order(found[2], "NHWC"), exact[2], "bfloat16")
-
-
-@pytest.mark.parametrize("kind", ["ConvGradient", "ConvTranspose", "ConvTransposeGradient"])
-def test_no_images(kind: str) -> None:
-    x, weights = np.ones((0, 16, 5, 5), np.float32), np.ones((16, 16, 3, 3), np.float32)
-    inputs = [x, weights, *([np.ones((0, 16, 5, 5), np.float32)] if "Gradient" in kind else [])]
-    found = run_operator(kind, inputs, 3 if "Gradient" in kind else 1, engine="ONEDNN", kernel=3, pad=1)
-    expected = run_operator(kind, inputs, 3 if "Gradient" in kind else 1, kernel=3, pad=1)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_float64_gradients_are_left_to_numpy(caplog: pytest.LogCaptureFixture) -> None:

@@ -88,15 +88,6 @@ def test_large_images_are_pooled_some_channels_after_others(op_type: str, channe
     np.testing.assert_array_equal(found[1:, :16], alone)
 
 
-@pytest.mark.parametrize(("suffix", "size"), [("1D", (9,)), ("2D", (8, 7)), ("3D", (5, 6, 4))])
-@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
-def test_names_of_fixed_rank_go_to_onednn(op_type: str, suffix: str, size: tuple[int, ...]) -> None:
-    geometry = Geometry(size, (3,) * len(size), (2,) * len(size), (1,) * len(size), (1,) * 2 * len(size))
-    image = normal(2, 1, 6, *size)
-    (found,) = run_onednn(op_type + suffix, [image], **geometry.arguments())
-    np.testing.assert_allclose(found, pool(image, geometry, op_type), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.slow
 @drawn(150)
 @given(

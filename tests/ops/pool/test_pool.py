@@ -117,15 +117,6 @@ def test_average_pool_takes_the_mean_of_each_window(case: Case) -> None:
 
 
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
-@pytest.mark.parametrize(("suffix", "size"), [("1D", (9,)), ("2D", (8, 7)), ("3D", (5, 6, 4))])
-def test_names_of_fixed_rank_compute_the_same(op_type: str, suffix: str, size: tuple[int, ...]) -> None:
-    rank = len(size)
-    case = Case(op_type, Geometry(size, (3,) * rank, (2,) * rank, (1,) * rank, (1,) * 2 * rank))
-    (y,) = run_operator(op_type + suffix, [case.image()], **case.arguments())
-    np.testing.assert_array_equal(y, run_case(case))
-
-
-@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
 @pytest.mark.parametrize(("size", "pad", "out"), [(6, 0, 3), (7, 0, 3), (8, 0, 4), (6, 1, 4), (7, 1, 4), (8, 1, 5)])
 def test_caffe_legacy_pooling_has_the_sizes_that_caffe2_gives(op_type: str, size: int, pad: int, out: int) -> None:
     case = Case(op_type, Geometry((size,) * 2, (3, 3), (2, 2), (1, 1), (pad,) * 4, LEGACY))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -112,16 +111,6 @@ def test_windows_whose_taps_all_miss_the_image_get_nothing(op_type: str, order: 
 @pytest.mark.parametrize("legacy", [LEGACY, SAME, SAME_LOWER])
 def test_computed_padding_is_that_of_the_forward_operator(op_type: str, order: str, legacy: int) -> None:
     check_definition(PoolCase(op_type, Geometry((8, 7), (3, 2), (2, 3), (1, 1), (0,) * 4, legacy), order=order))
-
-
-@pytest.mark.parametrize("op_type", POOLS)
-@pytest.mark.parametrize(("suffix", "size"), [("1D", (9,)), ("2D", (8, 7)), ("3D", (5, 6, 4))])
-def test_names_of_fixed_rank_compute_the_same(op_type: str, suffix: str, size: tuple[int, ...]) -> None:
-    rank = len(size)
-    case = PoolCase(op_type, Geometry(size, (3,) * rank, (2,) * rank, (1,) * rank, (1,) * 2 * rank))
-    check_definition(replace(case, op_type=op_type + suffix))
-    with pytest.raises(ShapeError, match=rf"'x0' must have {rank + 2} axes"):
-        run_operator(f"{op_type}{suffix}Gradient", [np.zeros((2,) * (7 - rank), np.float32)] * 3, kernel=1)
 
 
 # The rules for ties, as measured in Caffe2 for MaxPool.

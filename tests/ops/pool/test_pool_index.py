@@ -50,14 +50,6 @@ def test_the_mask_is_the_first_maximum_of_each_window(case: PoolCase) -> None:
     check(case)
 
 
-@pytest.mark.parametrize(("suffix", "size"), [("1D", (9,)), ("2D", (8, 7)), ("3D", (5, 6, 4))])
-def test_names_of_fixed_rank_compute_the_same(suffix: str, size: tuple[int, ...]) -> None:
-    rank = len(size)
-    case = PoolCase(OP, Geometry(size, (3,) * rank, (2,) * rank, (1,) * rank, (1,) * 2 * rank))
-    _, mask = case.run(OP + suffix, case.integers(), outputs=2)
-    np.testing.assert_array_equal(mask, first_maxima(case.integers(), case))
-
-
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 def test_the_default_counts_the_pixels_of_a_plane_whatever_the_order(order: str) -> None:
     x = np.zeros((2, 2, 2, 3), np.float32)

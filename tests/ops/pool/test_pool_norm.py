@@ -41,14 +41,6 @@ def test_lp_pool_takes_the_norm_of_each_window(case: PoolCase) -> None:
     check(case)
 
 
-@pytest.mark.parametrize(("suffix", "size"), [("1D", (9,)), ("2D", (8, 7)), ("3D", (5, 6, 4))])
-def test_names_of_fixed_rank_compute_the_same(suffix: str, size: tuple[int, ...]) -> None:
-    rank = len(size)
-    case = PoolCase("LpPool", Geometry(size, (3,) * rank, (2,) * rank, (1,) * rank, (1,) * 2 * rank), p=3.0)
-    (y,) = case.run("LpPool" + suffix, case.integers())
-    np.testing.assert_allclose(y, norms(case.integers(), case), rtol=1e-5)
-
-
 def test_the_exponent_is_two_when_none_is_given() -> None:
     (y,) = run_operator("LpPool", [np.array([[[3, -4, 0]]], np.float32)], kernel=2)
     np.testing.assert_array_equal(y, [[[5, 4]]])

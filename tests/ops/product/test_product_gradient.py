@@ -8,8 +8,6 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dagexec.core.gradient import gradient
 from dagexec.errors import ArgumentError, ShapeError
@@ -19,54 +17,9 @@ from tests.ops.running import operator_def, run_operator
 
 Array = npt.NDArray[Any]
 
-sizes = st.integers(1, 4)
-
 
 def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed + sum(shape)).standard_normal(shape)
-
-
-@pytest.mark.slow
-@settings(max_examples=15, deadline=None)
-@given(sizes, sizes, sizes, st.booleans())
-def test_fully_connected_gradients_equal_differences(rows: int, inner: int, units: int, transposed: bool) -> None:
-    weights = normal(inner, units) if transposed else normal(units, inner)
-    check_gradient("FCTransposed" if transposed else "FC", [normal(rows, inner), weights, normal(units)])
-
-
-@pytest.mark.parametrize(
-    ("x", "w", "arguments"),
-    [
-        ((2, 3, 4), (5, 12), {}),
-        ((2, 3, 4), (5, 4), {"axis": 2}),
-        ((2, 3, 4), (5, 4), {"axis": -1}),
-        ((2, 6), (2, 2, 6), {"axis_w": 2}),
-        ((2, 6), (2, 2, 6), {"axis_w": -1}),
-        ((6,), (3, 6), {"axis": 0}),
-    ],
-)
-def test_layers_fold_x_at_axis_and_w_at_axis_w(
-    x: tuple[int, ...], w: tuple[int, ...], arguments: dict[str, int]
-) -> None:
-    units = int(np.prod(w[: arguments.get("axis_w", 1)]))
-    check_gradient("FC", [normal(*x), normal(*w), normal(units)], **arguments)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-@pytest.mark.parametrize("op_type", ["FC", "FCTransposed"])
-@pytest.mark.parametrize("rows", [3, 70])
-def test_layer_gradients_in_every_type_are_near_einsum(op_type: str, dtype: Any, rows: int, engine: str) -> None:
-    turned = op_type == "FCTransposed"
-    x, w, dy = (normal(*shape).astype(dtype) for shape in ((rows, 40), (40, 24) if turned else (24, 40), (rows, 24)))
-    found = run_operator(f"{op_type}Gradient", [x, w, dy], 3, engine=engine)
-    x, w, dy = (array.astype(np.float64) for array in (x, w, dy))
-    dw = np.einsum("rk,rn->kn" if turned else "rk,rn->nk", x, dy)
-    dx = np.einsum("rn,kn->rk" if turned else "rn,nk->rk", dy, w)
-    tolerance = 8 * float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
-    for result, expected in zip(found, (dw, np.einsum("rn->n", dy), dx), strict=True):
-        assert result.dtype == dtype
-        np.testing.assert_allclose(result.astype(np.float64), expected, tolerance, tolerance * np.abs(expected).max())
 
 
 def test_a_layer_computes_only_the_gradients_that_are_wanted() -> None:
@@ -99,53 +52,10 @@ def test_layers_without_rows_units_or_columns_have_gradients_of_zeros(engine: st
         assert (found[1] == rows).all()
 
 
-@pytest.mark.parametrize("trans_a", [0, 1])
-@pytest.mark.parametrize("trans_b", [0, 1])
-@pytest.mark.parametrize("like", [(), (6,), (1, 3, 2)])
-def test_matmul_gradients_equal_differences(trans_a: int, trans_b: int, like: tuple[int, ...]) -> None:
-    a = normal(2, 2, 3) if trans_a else normal(3, 4)
-    b = normal(2, 2, 2) if trans_b else normal(4, 2)
-    folds = {"axis_a": 2} if trans_a else {}
-    a = a if trans_a else a.reshape(3, 2, 2)
-    extra = [np.zeros(like, np.float32)] if like else []
-    check_gradient("MatMul", [a, b, *extra], trans_a=trans_a, trans_b=trans_b, **folds)
-
-
 def test_matmul_gradients_of_one_blob_twice_have_names_of_their_own() -> None:
     made = gradient(operator_def("MatMul", ["x", "x"], ["y"]), ["y_grad"])
     assert made.inputs == ("x_grad", "_x_grad_input_1")
     assert [operator.type for operator in made.operators] == ["MatMul", "MatMul"]
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(sizes, max_size=2), sizes, sizes, sizes, st.booleans(), st.booleans())
-def test_batch_matmul_gradients_equal_differences(
-    batch: list[int], rows: int, inner: int, columns: int, trans_a: bool, trans_b: bool
-) -> None:
-    a = normal(*batch, inner, rows) if trans_a else normal(*batch, rows, inner)
-    b = normal(*batch, columns, inner) if trans_b else normal(*batch, inner, columns)
-    check_gradient("BatchMatMul", [a, b], trans_a=int(trans_a), trans_b=int(trans_b))
-
-
-@pytest.mark.parametrize("trans_a", [0, 1])
-@pytest.mark.parametrize("trans_b", [0, 1])
-@pytest.mark.parametrize(
-    ("batch_a", "batch_b"), [((2, 3), ()), ((), (2, 3)), ((2, 1), (3,)), ((3,), (2, 3)), ((1,), (2,)), ((2,), (2,))]
-)
-def test_the_gradient_of_a_stretched_stack_is_a_sum(
-    batch_a: tuple[int, ...], batch_b: tuple[int, ...], trans_a: int, trans_b: int
-) -> None:
-    a = normal(*batch_a, *((3, 2) if trans_a else (2, 3)))
-    b = normal(*batch_b, *((4, 3) if trans_b else (3, 4)))
-    check_gradient("BatchMatMul", [a, b], broadcast=1, trans_a=trans_a, trans_b=trans_b)
-
-
-@pytest.mark.parametrize(
-    ("a", "b"), [((3,), (3,)), ((3,), (3, 2)), ((3,), (2, 3, 2)), ((2, 3), (3,)), ((2, 4, 3), (3,))]
-)
-def test_vectors_in_batch_matmul_have_gradients(a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    check_gradient("BatchMatMul", [normal(*a), normal(*b)], broadcast=1)
-    check_gradient("BatchMatMul", [normal(*a), normal(*b)], broadcast=1, wanted=[1])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
@@ -156,15 +66,6 @@ def test_stretched_gradients_of_16_bits_are_summed_in_float32(dtype: Any) -> Non
     tolerance = 4 * float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
     for found, expected in ((da, np.einsum("brn,kn->brk", dy, b)), (db, np.einsum("brk,brn->kn", a, dy))):
         np.testing.assert_allclose(found.astype(np.float64), expected, tolerance, tolerance * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("trans_a", [0, 1])
-@pytest.mark.parametrize("trans_b", [0, 1])
-@pytest.mark.parametrize("c", [(), (2,), (3, 1), (1, 2), (3, 2)])
-def test_gemm_gradients_equal_differences(trans_a: int, trans_b: int, c: tuple[int, ...]) -> None:
-    a, b = normal(*((4, 3) if trans_a else (3, 4))), normal(*((2, 4) if trans_b else (4, 2)))
-    check_gradient("Gemm", [a, b, normal(*c)], alpha=0.5, beta=1.5, trans_a=trans_a, trans_b=trans_b)
-    check_gradient("Gemm", [a, b], alpha=0.5, trans_a=trans_a, trans_b=trans_b)
 
 
 def test_a_c_that_gemm_does_not_read_has_no_gradient() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.arguments import ArgumentValue
@@ -17,9 +14,8 @@ from dagexec.errors import ArgumentError, GradientError, OperatorError, ShapeErr
 from dagexec.ops.families.recurrent import layer_gradient
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
-from tests.ops.drawing import drawn
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
-from tests.ops.recurrent_layers import DIRECTIONS, Layer, layers
+from tests.ops.recurrent_layers import DIRECTIONS, Layer
 from tests.ops.running import Array, operator_def, run_operator
 
 KINDS: list[dict[str, Any]] = [{"op_type": "LSTM"}, {"op_type": "GRU"}, {"op_type": "GRU", "linear": True}]
@@ -79,51 +75,10 @@ def test_only_the_gradient_of_the_last_cell() -> None:
     check(Layer(**SMALL, direction="reverse", shorter=(0, 1)), weighted=[2])
 
 
-@pytest.mark.slow
-@drawn(40)
-@given(layer=layers, drawn_wanted=st.sets(st.integers(0, 6), min_size=1))
-def test_each_wanted_gradient_is_that_of_all(layer: Layer, drawn_wanted: set[int]) -> None:
-    inputs = layer.inputs(np.float64)
-    floats = [index for index, array in enumerate(inputs) if array.dtype == np.float64]
-    wanted = [index for index in floats if index in drawn_wanted] or [0]
-    definition = saving_definition(layer)
-    shape = (layer.steps, layer.directions, layer.batch, layer.hidden)
-    dy = {0: np.random.default_rng(1).uniform(-1, 1, shape)}
-    every = analytic_gradients(definition, inputs, dy, floats)
-    some = analytic_gradients(definition, inputs, dy, wanted)
-    for index in wanted:
-        assert some[index].shape == inputs[index].shape
-        assert some[index].tobytes() == every[index].tobytes()
-
-
 def saving_definition(layer: Layer) -> OperatorDef:
     inputs = [f"x{index}" for index in range(len(layer.inputs()))]
     outputs = [f"y{index}" for index in range(layer.results + 2)]
     return operator_def(layer.op_type, inputs, outputs, **layer.arguments())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("shorter", [None, (0, 2, 5)])
-def test_other_float_types_give_what_float64_gives(
-    kind: dict[str, Any], dtype: type, shorter: tuple[int, ...] | None
-) -> None:
-    layer = Layer(**kind, steps=7, features=9, hidden=12, direction="bidirectional", shorter=shorter)
-    rounded = [array if array.dtype == np.int32 else array.astype(dtype) for array in layer.inputs()]
-    exact = [array if array.dtype == np.int32 else array.astype(np.float64) for array in rounded]
-    shapes = [(7, 2, 3, 12), *[(2, 3, 12)] * layer.states]
-    rng = np.random.default_rng(2)
-    given = {index: rng.uniform(-1, 1, shape).astype(dtype) for index, shape in enumerate(shapes)}
-    wanted = [index for index, array in enumerate(rounded) if array.dtype != np.int32]
-    definition = saving_definition(layer)
-    found = analytic_gradients(definition, rounded, given, wanted)
-    wide = {index: array.astype(np.float64) for index, array in given.items()}
-    expected = analytic_gradients(definition, exact, wide, wanted)
-    tolerance = {np.float32: 1e-5, np.float16: 4e-3}.get(dtype, 3e-2)
-    for index in wanted:
-        assert found[index].dtype == dtype
-        scale = np.abs(expected[index]).max()
-        np.testing.assert_allclose(found[index].astype(np.float64), expected[index], atol=tolerance * scale)
 
 
 @pytest.mark.parametrize(

@@ -93,22 +93,6 @@ def test_one_step(
         np.testing.assert_allclose(one.astype(np.float64), other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("op_type", REFERENCES)
-@pytest.mark.parametrize("lengths", [None, [3, 1, 2], [0]])
-@pytest.mark.parametrize("drop", [0, 1])
-def test_gradients_are_the_numerical_ones(op_type: str, lengths: list[int] | None, drop: int) -> None:
-    inputs = unit_inputs(op_type, 3, 2, lengths, 1)
-    arguments: dict[str, Any] = {"forget_bias": 0.5} if op_type == "LSTMUnit" else {}
-    check_gradient(
-        op_type,
-        inputs,
-        outputs=2 if op_type == "LSTMUnit" else 1,
-        sequence_lengths=int(lengths is not None),
-        drop_states=drop,
-        **arguments,
-    )
-
-
 @pytest.mark.parametrize("weighted", [[0], [1]])
 def test_one_output_of_an_lstm_unit_has_a_gradient(weighted: list[int]) -> None:
     check_gradient("LSTMUnit", unit_inputs("LSTMUnit", 2, 2, [1, 5], 1), outputs=2, weighted=weighted)

@@ -20,8 +20,6 @@ from tests.ops.running import operator_def, run_operator
 
 Array = npt.NDArray[Any]
 
-shapes = st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple)
-
 
 def numbers(shape: tuple[int, ...]) -> Array:
     return np.random.default_rng(3).permutation(math.prod(shape)).reshape(shape).astype(np.float64)
@@ -39,34 +37,6 @@ def test_resize_like_refuses_another_number_of_elements() -> None:
         run_operator("ResizeLike", [np.ones((2, 3)), np.ones(4)])
 
 
-@pytest.mark.parametrize(
-    ("op_type", "arguments"),
-    [
-        ("Flatten", {}),
-        ("Flatten", {"axis": 0}),
-        ("Flatten", {"axis": -1}),
-        ("FlattenToVec", {}),
-        ("Reshape", {"shape": [0, -1]}),
-        ("Reshape", {"shape": [3, 1, 4]}),
-        ("Squeeze", {"dims": [1]}),
-        ("Squeeze", {"dims": [-2]}),
-        ("ExpandDims", {"dims": [0, -1]}),
-        ("Transpose", {}),
-        ("Transpose", {"axes": [2, 0, 1]}),
-        ("NCHW2NHWC", {}),
-        ("NHWC2NCHW", {}),
-        ("Reorder", {"from_order": "NCHW", "to_order": "NHWC"}),
-        ("Copy", {}),
-        ("CopyCPUToGPU", {}),
-        ("CopyFromCPUInput", {}),
-        ("CopyGPUToCPU", {}),
-        ("EnsureCPUOutput", {}),
-    ],
-)
-def test_operators_that_move_elements_have_gradients(op_type: str, arguments: dict[str, Any]) -> None:
-    check_gradient(op_type, [numbers((2, 1, 6))], **arguments)
-
-
 def test_resize_like_has_a_gradient_for_its_data_alone() -> None:
     check_gradient("ResizeLike", [numbers((2, 3)), np.zeros((3, 2))], wanted=[0])
     assert gradient(operator_def("ResizeLike", ["x", "like"], ["y"]), ["g"], wanted=[1]).inputs == (None, None)
@@ -80,11 +50,6 @@ def test_reshape_goes_back_by_its_old_shape_in_place_too(shape: tuple[int, ...])
     found = analytic_gradients(definition, [x], {0: dy}, [0])
     np.testing.assert_array_equal(found[0], dy.reshape(shape))
     check_gradient("Reshape", [numbers((2, 3)), np.array([3, 2])], outputs=2, wanted=[0])
-
-
-def test_squeezing_in_place_has_a_gradient() -> None:
-    check_gradient("Squeeze", [numbers((2, 1, 3))], inplace={0: 0}, dims=[1])
-    check_gradient("ExpandDims", [numbers((2, 3))], inplace={0: 0}, dims=[1])
 
 
 @settings(max_examples=20, deadline=None)
@@ -103,32 +68,6 @@ def test_sizes_and_walls_pass_on_no_gradient() -> None:
     for op_type in ("Shape", "Size", "StopGradient"):
         made = gradient(operator_def(op_type, ["x"], ["y"]), ["y_grad"])
         assert (made.operators, made.inputs) == ((), (None,))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("outputs", [1, 2])
-@settings(max_examples=15, deadline=None)
-@given(shapes, st.integers(1, 3), st.data())
-def test_concat_gradients_equal_differences(
-    outputs: int, shape: tuple[int, ...], count: int, data: st.DataObject
-) -> None:
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-    parts = []
-    for number in range(count):
-        sizes = list(shape)
-        sizes[axis] = number + 1
-        parts.append(numbers(tuple(sizes)))
-    check_gradient("Concat", parts, outputs=outputs, axis=axis)
-
-
-@pytest.mark.parametrize("outputs", [1, 2])
-@pytest.mark.parametrize(
-    "arguments", [{"order": "NHWC"}, {"order": "NCHW"}, {"add_axis": 1, "axis": 1}, {"add_axis": 1, "axis": -1}]
-)
-def test_concat_gradients_follow_order_and_add_axis(outputs: int, arguments: dict[str, Any]) -> None:
-    check_gradient("Concat", [numbers((2, 3, 1, 3)), numbers((2, 3, 1, 3))], outputs=outputs, **arguments)
-    if "order" in arguments:
-        check_gradient("DepthConcat", [numbers((2, 3, 1, 3)), numbers((2, 3, 1, 3))], outputs=outputs, **arguments)
 
 
 @pytest.mark.parametrize("outputs", [["y"], ["y", "sizes"]])
@@ -158,21 +97,6 @@ def test_concat_gradient_refuses_what_does_not_fit() -> None:
         run_operator("ConcatGradient", [np.ones((3, 2)), np.ones((2, 2)), np.ones((2, 2))], 2, axis=0)
     with pytest.raises(ShapeError, match="expected 2 outputs, one per input, found 1"):
         run_operator("ConcatGradient", [np.ones((4, 2)), np.ones((2, 2)), np.ones((2, 2))], 1, axis=0)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "arguments"),
-    [
-        (3, {"axis": 1}),
-        (3, {"axis": -2, "split": [1, 2, 3]}),
-        (2, {"axis": 0}),
-        (2, {"axis": 0, "add_axis": 1}),
-        (3, {"order": "NCHW"}),
-        (1, {"axis": 2}),
-    ],
-)
-def test_split_gradients_equal_differences(outputs: int, arguments: dict[str, Any]) -> None:
-    check_gradient("Split", [numbers((2, 6, 3))], outputs=outputs, **arguments)
 
 
 def test_split_by_an_input_has_a_gradient_and_parts_without_one_count_as_zeros() -> None:
