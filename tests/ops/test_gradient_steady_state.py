@@ -54,6 +54,22 @@ CASES: list[tuple[str, list[Any], int, dict[str, Any]]] = [
     ("Pad", [X], 1, {"pads": [0, 0, 2, -1, 0, 0, 3, 1], "mode": "edge"}),
     ("MaxPool", [X], 1, {"kernel": 3, "stride": 2}),
     ("AveragePool", [X], 1, {"kernel": 3, "stride": 2}),
+    *(
+        (name, [X], 1 + (name == "MaxPoolWithIndex"), {"order": order, **window})
+        for name in ("MaxPool", "AveragePool", "LpPool", "MaxPoolWithIndex")
+        for order in ("NCHW", "NHWC")
+        for window in ({"kernel": 3, "pad": 1}, {"global_pooling": 1})
+    ),
+    ("MaxPoolWithIndex", [X], 2, {"kernel": 3, "order": "NHWC", "flat_indices": 1, "storage_order": 1}),
+    *((name, [X], 1, {}) for name in ("Relu", "Tanh", "Clip", "Gelu", "Selu", "Softmax", "LeakyRelu", "Swish", "Erf")),
+    ("PRelu", [X, X[0, :, 0, 0]], 1, {}),
+    ("Add", [X, X[0, 0, 0]], 1, {}),
+    ("Mul", [X, X[:, :1]], 1, {}),
+    ("Div", [X, X], 1, {}),
+    ("Pow", [X, X[0, 0, 0]], 1, {}),
+    ("Max", [X, X[0, 0, 0]], 1, {}),
+    ("Mean", [X, X], 1, {}),
+    ("Where", [X > 0.7, X[0, 0, 0], X], 1, {}),
 ]
 
 
@@ -76,7 +92,9 @@ def test_gradients_allocate_nothing_and_follow_their_inputs(
         name: value.astype(dtype if value.dtype == np.float64 else value.dtype)
         for name, value in zip(names, inputs, strict=True)
     }
-    slopes = ["y0_grad", None] if op_type == "TopK" else [f"y{index}_grad" for index in range(outputs)]
+    slopes: list[str | None] = [f"y{index}_grad" for index in range(outputs)]
+    if op_type in ("TopK", "MaxPoolWithIndex"):
+        slopes[1] = None
     made = gradient(forward, slopes)
     found = [str(one) for one in made.inputs if one is not None]
 

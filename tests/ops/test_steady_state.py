@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dagexec import NetDef, Workspace
+from dagexec.core.registry import schema_of
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.formulas import arity, takes, with_formulas
@@ -49,6 +50,24 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("BatchMatMul", [X, X[0, 0].T], {"broadcast": 1}),
     ("MatMul", [M, M], {"trans_a": 1}),
     ("Gemm", [M, M, M[0]], {"trans_a": 1, "alpha": 0.5, "beta": 2.0}),
+    ("Pad", [X], {"pads": [0, 1, 2, 3, 0, -1, 4, 5]}),
+    ("PadImage", [X], {"pad": 3, "mode": "reflect"}),
+    ("PadImage", [X], {"pad": 3, "mode": "edge", "order": "NHWC"}),
+    ("PadImageGradient", [X], {"pad": 3}),
+    ("PadImageGradient", [X], {"pad": 3, "mode": "reflect"}),
+    ("PadImageGradient", [X], {"pad": 1, "mode": "reflect", "order": "NHWC"}),
+    ("PadImageGradient", [X], {"pad": 30, "mode": "edge"}),
+    ("PadImageGradient", [X], {"pads": [1, 30, 0, 1], "mode": "edge", "order": "NHWC"}),
+    ("SumReduceLike", [X, X[0, 0, 0]], {}),
+    *(("ResizeNearest", [X], {"height_scale": 1.5, "width_scale": 0.7, "order": order}) for order in ("NCHW", "NHWC")),
+    *(("ChannelShuffle", [X], {"group": 2, "order": order}) for order in ("NCHW", "NHWC")),
+    *(
+        (name, [X], {"order": order, **window})
+        for name in ("MaxPool", "AveragePool", "LpPool", "MaxPoolWithIndex")
+        for order in ("NCHW", "NHWC")
+        for window in ({"kernel": 3, "pad": 1}, {"kernel": 3, "stride": 2}, {"global_pooling": 1})
+    ),
+    ("MaxPoolWithIndex", [X], {"kernel": 3, "pad": 1, "order": "NHWC", "flat_indices": 1, "storage_order": 1}),
 ]
 LIMIT = 100_000  # bytes: well below a tensor here; NumPy's own iterators may use up to 8192 elements an operand
 
@@ -61,6 +80,8 @@ ONEDNN_CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("ChannelShuffle", [X], {"group": 4}),
     ("Concat", [X, X], {"axis": 1, "threads": 2}),
     ("ResizeNearest", [X], {"height_scale": 2.0, "width_scale": 2.0}),
+    *(("Resize", [X], {"sizes": [2, 8, 150, 90], **how}) for how in ({"mode": "linear"}, {"mode": "cubic"})),
+    ("Resize", [X], {"sizes": [2, 8, 150, 90], "coordinates": "align_corners"}),
     ("FusedFC", [M, M, M[:, 0], M[:, 0]], {"post_ops": ["relu", "mul:3"]}),
     ("FusedElementwise", [X, X, X[0, 0, 0]], {"post_ops": ["add:1", "tanh", "mul:2", *["linear:-1.0:0.5"] * 40]}),
 ]
@@ -73,8 +94,8 @@ def prepared(
     workspace = Workspace()
     feed(workspace, inputs, dtype)
     names = [f"x{index}" for index in range(len(inputs))]
-    definition = operator_def(op_type, names, ["y"], **arguments)
-    definition.engine = engine
+    results = ["y", "y1", "y2", "y3", "y4"][: schema_of(op_type).outputs[0]]
+    definition = operator_def(op_type, names, results, engine=engine, **arguments)
     net = SimpleNet(NetDef(name="n", op=[definition]), workspace)
     net.run()
     return workspace, net

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -12,12 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec import NetDef, Workspace
 from dagexec.core.gradient import gradient, stops_gradients
 from dagexec.errors import ArgumentError, GradientError, ShapeError
 from dagexec.ops.base.layout import BLOCKS
-from dagexec.scheduler.nets.simple import SimpleNet
-from tests.memory_limits import peak_memory
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.running import Array, operator_def, run_operator
 
@@ -214,36 +210,3 @@ def test_cast_like_takes_the_type_of_another_tensor() -> None:
     with pytest.raises(ShapeError, match="strings are not parsed as numbers"):
         run_operator("CastLike", [np.array([b"a"], object), np.array([1.75])])
     check_gradient("CastLike", [np.ones(3), np.ones(2)], wanted=[0])
-
-
-STEADY: list[tuple[str, int, Callable[[Array], list[Array]]]] = [
-    *((f"{name}Gradient", 1, lambda x: [x, x]) for name in ("Relu", "Sigmoid", "Tanh", "Clip", "Gelu", "Selu")),
-    *((f"{name}Gradient", 1, lambda x: [x, x]) for name in ("Softmax", "LogSoftmax", "LeakyRelu", "HardSwish", "Erf")),
-    ("SwishGradient", 1, lambda x: [x, x, x]),
-    ("PReluGradient", 2, lambda x: [x, x, x, x[0, :, 0, 0].copy()]),
-    ("AddGradient", 2, lambda x: [x, x, x[0, 0, 0].copy()]),
-    ("MulGradient", 2, lambda x: [x, x, x[:, :1].copy()]),
-    ("DivGradient", 2, lambda x: [x, x, x, x]),
-    ("PowGradient", 2, lambda x: [x, x, x[0, 0, 0].copy(), x]),
-    ("MaxGradient", 2, lambda x: [x, x, x, x[0, 0, 0].copy()]),
-    ("MeanGradient", 2, lambda x: [x, x, x]),
-    ("WhereGradient", 2, lambda x: [x > 0.7, x, x[0, 0, 0].copy(), x]),
-    ("SumReduceLike", 1, lambda x: [x, x[0, 0, 0].copy()]),
-]
-
-
-@pytest.mark.parametrize(("op_type", "outputs", "inputs"), STEADY, ids=[entry[0] for entry in STEADY])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_second_run_allocates_nothing_of_the_size_of_a_tensor(
-    op_type: str, outputs: int, inputs: Callable[[Array], list[Array]], dtype: type
-) -> None:
-    arrays = inputs(np.random.default_rng(0).uniform(0.5, 1, (2, 8, 128, 160)).astype(dtype))
-    workspace = Workspace()
-    names = [f"x{index}" for index in range(len(arrays))]
-    for name, array in zip(names, arrays, strict=True):
-        workspace.feed_blob(name, array)
-    definition = operator_def(op_type, names, [f"y{index}" for index in range(outputs)])
-    with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
-        net.run()
-        peak = peak_memory(net.run)
-    assert peak < 100_000

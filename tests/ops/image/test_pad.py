@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.ops.families.pool import window
-from dagexec.scheduler.nets.simple import SimpleNet
-from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.running import operator_def, run_operator
@@ -238,23 +235,6 @@ STEADY: list[tuple[str, Named]] = [
     ("PadImageGradient", {"pad": 30, "mode": "edge"}),
     ("PadImageGradient", {"pads": [1, 30, 0, 1], "mode": "edge", "order": "NHWC"}),
 ]
-
-
-@pytest.mark.parametrize(("op_type", "arguments"), STEADY)
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_runs_after_the_first_allocate_no_tensor_and_read_the_image_anew(
-    op_type: str, arguments: Named, dtype: Any
-) -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", np.full(IMAGE, 200, dtype))
-    with SimpleNet(NetDef(name="n", op=[operator_def(op_type, ["x"], ["y"], **arguments)]), workspace) as net:
-        net.run()
-        workspace.feed_blob("x", numbered(IMAGE, dtype))
-        net.run()
-        peak = peak_memory(net.run)
-        assert peak < 100_000, f"{peak} bytes"
-        y = workspace.fetch_blob("y")
-    np.testing.assert_array_equal(y, run_operator(op_type, [numbered(IMAGE, dtype)], **arguments)[0])
 
 
 # What is refused.

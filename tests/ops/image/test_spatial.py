@@ -15,7 +15,6 @@ from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
-from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import Array, run_onnx, to_channels_first, to_channels_last
@@ -114,30 +113,6 @@ def test_channel_shuffle_deals_the_channels_of_the_groups_in_turn(
 
 
 # Runs after the first.
-
-IMAGE = (2, 4, 96, 96)
-STEADY: list[tuple[str, Named]] = [
-    ("ResizeNearest", {"height_scale": 2.0, "width_scale": 2.0}),
-    ("ResizeNearest", {"height_scale": 1.5, "width_scale": 0.7}),
-    ("ResizeNearest", {"height_scale": 1.5, "width_scale": 0.7, "order": "NHWC"}),
-    ("ChannelShuffle", {"group": 2}),
-    ("ChannelShuffle", {"group": 2, "order": "NHWC"}),
-]
-
-
-@pytest.mark.parametrize(("op_type", "arguments"), STEADY)
-def test_runs_after_the_first_allocate_no_tensor_and_read_the_image_anew(op_type: str, arguments: Named) -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", np.full(IMAGE, 200, np.float32))
-    with SimpleNet(NetDef(name="n", op=[operator_def(op_type, ["x"], ["y"], **arguments)]), workspace) as net:
-        net.run()
-        workspace.feed_blob("x", numbered(IMAGE))
-        net.run()
-        peak = peak_memory(net.run)
-        assert peak < 100_000, f"{peak} bytes"
-        y = workspace.fetch_blob("y")
-    np.testing.assert_array_equal(y, run_operator(op_type, [numbered(IMAGE)], **arguments)[0])
-
 
 # What is refused.
 

@@ -5,7 +5,7 @@ The values are small integers, so sums are exact and a mean is rounded once: res
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec import NetDef, Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.node import arguments_of
@@ -23,7 +22,6 @@ from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, ShapeError
 from dagexec.ops.families.pool import window as pool_module
-from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.pooling import FLOATS, onnx_pools, starts_inside
@@ -190,33 +188,6 @@ def test_planes_in_blocks_give_what_one_piece_gives(monkeypatch: pytest.MonkeyPa
 
 
 # Runs after the first.
-
-LIMIT = 100_000  # bytes: below the output; NumPy's own iterators may use up to 8192 elements an operand
-STEADY = {
-    "max": Case("MaxPool", Geometry((96, 96), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), 2, 16),
-    "average": Case("AveragePool", Geometry((96, 96), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)), 2, 16),
-    "average of stride 2": Case("AveragePool", Geometry((96, 96), (2, 2), (2, 2), (1, 1), (0,) * 4), 4, 16),
-}
-
-
-@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("case", STEADY.values(), ids=STEADY)
-def test_runs_after_the_first_allocate_no_tensor_and_read_the_image_anew(case: Case, dtype: str, order: str) -> None:
-    case = replace(case, dtype=dtype, order=order)
-    workspace = Workspace()
-    workspace.feed_blob("x", np.full_like(case.fed(), np.nan))
-    definition = operator_def(case.op_type, ["x"], ["y"], **case.arguments())
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
-        assert np.isnan(workspace.fetch_blob("y")).all()
-        workspace.feed_blob("x", case.fed())
-        net.run()
-        peak = peak_memory(net.run)
-        assert peak < LIMIT, f"{peak} bytes"
-        y = workspace.fetch_blob("y")
-    np.testing.assert_array_equal(to_channels_first(y) if order == "NHWC" else y, run_case(case))
-
 
 # What is refused.
 

@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec import NetDef, Workspace
 from dagexec.core.dtypes import FLOAT32, INT32
 from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.errors import ArgumentError, DagexecError, OperatorError, SchemaError, ShapeError
 from dagexec.ops.families.pool import window as blocks_module
-from dagexec.scheduler.nets.simple import SimpleNet
-from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
 from tests.ops.pooling import FLOATS, PoolCase, pool_cases, spread_gradients, windows
@@ -208,57 +205,6 @@ def test_images_in_blocks_give_the_bytes_of_one_piece(
 
 
 # Runs after the first.
-
-LIMIT = 100_000  # bytes: below dX; NumPy's own iterators may use up to 8192 elements an operand
-LARGE = Geometry((96, 96), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1))
-STRIDED = Geometry((96, 96), (3, 3), (2, 2), (1, 1), (0,) * 4)
-GLOBAL = Geometry((96, 96), (96, 96), (1, 1), (1, 1), (0,) * 4)
-
-
-def run_and_measure(op_type: str, fed: list[Array], others: list[Array], outputs: list[str], case: PoolCase) -> Array:
-    """The first output for `fed`, after a run on `others`; a run again allocates less than the limit."""
-    workspace = Workspace()
-    names = [f"x{index}" for index in range(len(fed))]
-    for name, array in zip(names, others, strict=True):
-        workspace.feed_blob(name, array)
-    definition = operator_def(op_type, names, outputs, **case.arguments())
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
-        for name, array in zip(names, fed, strict=True):
-            workspace.feed_blob(name, array)
-        net.run()
-        peak = peak_memory(net.run)
-        assert peak < LIMIT, f"{peak} bytes"
-        return workspace.fetch_blob(outputs[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("geometry", [LARGE, STRIDED, GLOBAL], ids=["padded", "strided", "global"])
-@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("op_type", POOLS)
-def test_runs_after_the_first_allocate_no_tensor(op_type: str, dtype: str, order: str, geometry: Geometry) -> None:
-    case = PoolCase(op_type, geometry, 2, 8, order, dtype, whole=geometry is GLOBAL, p=3.0)
-    x, dy = case.integers(), case.output_gradients()
-    y, mask = forward(case, x)
-    outputs = ["y"] if mask is None else ["y", "mask"]
-    found = run_and_measure(op_type, [case.fed(x)], [case.fed(-x)], outputs, case)
-    np.testing.assert_array_equal(found, case.fed(y if mask is None else mask))
-    inputs = [x, y, dy] if mask is None else [x, dy, mask]
-    others = [x, y, -dy] if mask is None else [x, dy, np.zeros_like(mask)]
-    fed, unlike = ([np.ascontiguousarray(case.fed(array)) for array in arrays] for arrays in (inputs, others))
-    found = run_and_measure(f"{op_type}Gradient", fed, unlike, ["dx"], case)
-    np.testing.assert_array_equal(found, case.fed(case.gradient(x, y, dy, mask)))
-
-
-def test_flat_indices_allocate_no_tensor_either() -> None:
-    case = PoolCase("MaxPoolWithIndex", LARGE, 2, 8, "NHWC", "float16", flat_indices=True, storage_order=1)
-    x, dy = case.integers(), case.output_gradients()
-    _, mask = case.run(case.op_type, x, outputs=2)
-    fed = [np.ascontiguousarray(case.fed(array)) for array in (x, dy, mask)]
-    found = run_and_measure("MaxPoolWithIndexGradient", fed, fed, ["dx"], case)
-    np.testing.assert_array_equal(found, case.fed(case.gradient(x, dy, dy, mask)))
-
 
 # What is refused.
 
