@@ -163,24 +163,25 @@ def test_all_floats_agree_with_float64(op_type: str, engine: str) -> None:
 @pytest.mark.parametrize("op_type", ONEDNN)
 def test_an_engine_gives_what_the_default_one_gives_and_nan_where_that_has_it(op_type: str) -> None:
     for one in examples()[op_type]:
-        for spoiled in (one, *with_nan(one)):
+        narrow = one.of_type(np.float32)
+        for spoiled in (narrow, *with_nan(narrow)):
             try:
                 expected = spoiled.run()
             except DagexecError:  # an input that must not be NaN
                 continue
-            for found, other in zip(spoiled.run("ONEDNN"), expected, strict=True):
-                is_label = spoiled is not one and other.dtype not in FLOATS  # that of a row whose score is NaN
+            pieces = 0 if spoiled is narrow else 2
+            for found, other in zip(spoiled.run("ONEDNN", pieces), expected, strict=True):
+                is_label = spoiled is not narrow and other.dtype not in FLOATS  # that of a row whose score is NaN
                 assert is_label or difference(found, other) < 2e-5, str(spoiled)
 
 
 def with_nan(one: Example) -> Iterator[Example]:
-    """It in float32, with a NaN in its first input."""
-    narrow = one.of_type(np.float32)
-    first, *others = narrow.inputs
+    """It with a NaN in its first input."""
+    first, *others = one.inputs
     if first.dtype == np.float32 and first.size:
         spoiled = first.copy()
         spoiled.flat[first.size // 2] = np.nan
-        yield replace(narrow, inputs=[spoiled, *others])
+        yield replace(one, inputs=[spoiled, *others])
 
 
 @pytest.mark.parametrize("engine", ["", pytest.param("ONEDNN", marks=needs_onednn)])

@@ -70,7 +70,7 @@ def _broadcasts(name: str) -> bool:
 
 def products() -> Iterator[Case]:
     """Matrix products, of weights that are constant or fed."""
-    for inner, units in ((64, 64), (300, 10), (300, 100), (1024, 1000), (4096, 16)):
+    for inner, units in ((64, 64), (300, 10), (300, 100), (1024, 1000), (1025, 40), (4096, 16)):
         yield case("FC", batch(inner), constant(units, inner), constant(units))
         yield case("FC", batch(inner), shared(units, inner), shared(units))
         yield case("FCTransposed", batch(inner), constant(inner, units), constant(units))
@@ -101,6 +101,7 @@ def filters(*shape: int, order: str, is_constant: bool = True) -> Given:
 CONVOLUTIONS: tuple[tuple[tuple[int, int, int, int], dict[str, Any]], ...] = (
     ((64, 64, 1, 14), {}),
     ((64, 128, 1, 7), {}),
+    ((300, 20, 1, 1), {}),
     ((32, 64, 1, 14), {"stride": 2}),
     ((64, 64, 3, 14), {"pad": 1}),
     ((3, 16, 3, 32), {"pad": 1}),
@@ -127,8 +128,9 @@ def convolutions(order: str) -> Iterator[Case]:
     y = images(32, 14, 14, order=order)
     yield case("FusedConv", x, w, constant(32), y, kernel=3, pad=1, order=order, bias=1, post_ops=["relu", "add:3"])
     yield case("FusedConv", x, w, y, kernel=3, pad=1, order=order, post_ops=["add:2"])
-    yield case("ConvTranspose", images(16, 7, 7, order=order), filters(16, 8, 4, 4, order=order), kernel=4, stride=2,
-               order=order)  # fmt: skip
+    for kernel, stride in ((4, 2), (3, 1), (1, 1)):
+        w = filters(16, 8, kernel, kernel, order=order)
+        yield case("ConvTranspose", images(16, 7, 7, order=order), w, kernel=kernel, stride=stride, order=order)
 
 
 def other_convolutions() -> Iterator[Case]:

@@ -222,21 +222,6 @@ def test_a_gradient_that_is_not_a_number_goes_to_the_pixel_shown_only() -> None:
     assert np.isfinite(dx).all()
 
 
-# Runs after the first.
-
-IMAGE = (2, 4, 96, 96)
-STEADY: list[tuple[str, Named]] = [
-    ("Pad", {"pads": [0, 1, 2, 3, 0, -1, 4, 5]}),
-    ("PadImage", {"pad": 3, "mode": "reflect"}),
-    ("PadImage", {"pad": 3, "mode": "edge", "order": "NHWC"}),
-    ("PadImageGradient", {"pad": 3}),
-    ("PadImageGradient", {"pad": 3, "mode": "reflect"}),
-    ("PadImageGradient", {"pad": 1, "mode": "reflect", "order": "NHWC"}),
-    ("PadImageGradient", {"pad": 30, "mode": "edge"}),
-    ("PadImageGradient", {"pads": [1, 30, 0, 1], "mode": "edge", "order": "NHWC"}),
-]
-
-
 # What is refused.
 
 SMALL = (1, 4, 3, 5)

@@ -27,8 +27,6 @@ pytestmark = needs_onednn
 
 Array = npt.NDArray[Any]
 
-ROWS = (2, 7, 17)
-
 
 def made(
     op_type: str, rows: Sequence[Array], shared: Sequence[Array], fed: bool = False, **arguments: ArgumentValue
@@ -54,47 +52,6 @@ def computed(op_type: str, rows: Sequence[Array], *given: Any, pieces: int = 0, 
     return np.array(workspace.fetch_blob("y"))
 
 
-def assert_rows_are_those_of_lone_runs(op_type: str, rows: list[Array], *given: Any, **arguments: Any) -> None:
-    found: dict[int, bytes] = {}
-    for size in ROWS:
-        together = computed(op_type, [array[:size] for array in rows], *given, **arguments)
-        for place in (0, 1, size - 1):
-            if place not in found:
-                lone = [array[place : place + 1] for array in rows]
-                found[place] = computed(op_type, lone, *given, **arguments)[0].tobytes()
-            assert together[place].tobytes() == found[place], (op_type, size, place)
-
-
-@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("fed", [False, True])
-@pytest.mark.parametrize("sizes", [(64, 64), (1024, 1000), (1025, 40), (4096, 16)], ids=str)
-def test_rows_of_products(sizes: tuple[int, int], fed: bool, pieces: int) -> None:
-    inner, units = sizes
-    x, w, b = normal(1, 17, inner), normal(2, units, inner), normal(3, units)
-    assert_rows_are_those_of_lone_runs("FC", [x], [w, b], fed, pieces=pieces)
-    assert_rows_are_those_of_lone_runs("MatMul", [x], [w.T.copy()], fed, pieces=pieces)
-    assert_rows_are_those_of_lone_runs("Gemm", [x], [w, b], fed, pieces=pieces, trans_b=1, alpha=0.7, beta=0.3)
-
-
-LAYERS = [(16, 32, 1, 7), (64, 64, 3, 7), (3, 16, 3, 12), (20, 50, 5, 7)]
-"""Channels, filters, kernel, pixels a side."""
-
-
-@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_images_of_convolutions(layer: tuple[int, int, int, int], order: str, pieces: int) -> None:
-    channels, filters, kernel, side = layer
-    x, w = normal(1, 17, channels, side, side), normal(2, filters, channels, kernel, kernel) / kernel
-    y = normal(4, 17, filters, side, side)
-    if order == "NHWC":
-        x, w, y = (np.ascontiguousarray(np.moveaxis(array, 1, -1)) for array in (x, w, y))
-    arguments: dict[str, Any] = {"order": order, "kernel": kernel, "pad": kernel // 2, "pieces": pieces}
-    shared = [w, normal(3, filters)]
-    assert_rows_are_those_of_lone_runs("Conv", [x], shared, **arguments)
-    assert_rows_are_those_of_lone_runs("FusedConv", [x, y], shared, **arguments, bias=1, post_ops=["add:3", "relu"])
-
-
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 def test_images_in_blocks_of_channels_on_any_number_of_threads(kernel: int) -> None:
     """They are cut by channels of the result, each piece with its part of the filter, the bias and what is added."""
@@ -117,12 +74,6 @@ def test_images_in_blocks_of_channels_on_any_number_of_threads(kernel: int) -> N
     assert lone[0].tobytes() == found[1][1].tobytes()
     exact = computed("FusedConv", [x, y], [w, b], **arguments, engine="")
     np.testing.assert_allclose(found[1], in_blocks(exact), rtol=0, atol=2e-5 * np.abs(exact).max())
-
-
-@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_images_of_transposed_convolutions(pieces: int) -> None:
-    x, w = normal(1, 17, 20, 16), normal(2, 16, 4, 8)
-    assert_rows_are_those_of_lone_runs("ConvTranspose", [x], [w], kernels=[4], order="NHWC", pieces=pieces)
 
 
 def test_what_adds_up_in_another_order_computes_in_pieces() -> None:

@@ -128,26 +128,6 @@ def test_layers_are_normalized(shape: tuple[int, ...], axis: int, affine: bool) 
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "arguments"),
-    [
-        ((3, 1000), {}),
-        ((1, 10), {}),
-        ((2, 3, 4, 5), {"axis": 2}),
-        ((2, 7, 4), {"axis": 2, "single_axis": 1}),
-        ((5,), {"axis": 0}),
-    ],
-)
-def test_exponentials_are_divided_by_their_sum(shape: tuple[int, ...], arguments: dict[str, ArgumentValue]) -> None:
-    x = 10 * normal(14, *shape)
-    axis = int(str(arguments.get("axis", 1)))
-    axes = (axis,) if "single_axis" in arguments else tuple(range(axis, len(shape)))
-    powers = np.exp(x.astype(np.float64))
-    expected = powers / powers.sum(axes, keepdims=True)
-    np.testing.assert_allclose(run_onednn("Softmax", [x], **arguments)[0], expected, rtol=1e-4, atol=1e-7)
-    np.testing.assert_allclose(run_onednn("LogSoftmax", [x], **arguments)[0], np.log(expected), rtol=1e-4, atol=1e-5)
-
-
 def test_a_softmax_over_a_middle_axis_is_computed_by_numpy() -> None:
     x = normal(20, 2, 7, 4)
     (found,), _ = run_fallback("Softmax", [x], axis=1, single_axis=1)

@@ -10,34 +10,21 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import dagexec
 from dagexec.core.choices import choices
 from dagexec.core.operator import Step
-from dagexec.core.registry import has_engine, schema_of
 from dagexec.errors import SettingError
 from dagexec.ops.base.layout import NCHW, NHWC
 from dagexec.ops.engines.onednn import convolution_family, keeping_nan
 from dagexec.ops.engines.onednn import operator as operator_module
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.families.activation.post_ops import BINARY, FUNCTIONS
-from tests.ops.formulas import with_formulas
 from tests.ops.onednn.engine import in_order, needs_onednn
 from tests.ops.running import computed, run_operator
 
 pytestmark = needs_onednn
 Array = npt.NDArray[Any]
-
-UNARY: dict[str, dict[str, Any]] = {
-    **{name: {} for name in with_formulas() if has_engine(name, "ONEDNN") and schema_of(name).inputs == (1, 1)},
-    "Clip": {"min": -1.0, "max": 1.5}, "Softmax": {"axis": 1}, "LogSoftmax": {"axis": -1},
-    "MaxPool": {"kernel": 3, "pad": 1}, "AveragePool": {"kernel": 2, "stride": 2},
-    "ReduceMax": {"axes": [2, 3]}, "ReduceMin": {"axes": [1]}, "ReduceSum": {"axes": [3]},
-    "ReduceMean": {"axes": [0, 1]},
-}  # fmt: skip
-"""Operators of one image, and arguments."""
 
 
 def image(seed: int, *shape: int) -> Array:
@@ -54,28 +41,6 @@ def agree(found: Array, expected: Array) -> None:
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     largest = np.abs(expected[np.isfinite(expected)]).max(initial=0)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=max(1e-5, 1e-6 * float(largest)))
-
-
-@pytest.mark.parametrize("pieces", [1, 2])
-@pytest.mark.parametrize("op_type", UNARY)
-@settings(max_examples=4, deadline=None)
-@given(seed=st.integers(0, 10**6), channels=st.sampled_from([1, 3, 16, 20]))
-def test_operators_of_one_tensor(op_type: str, pieces: int, seed: int, channels: int) -> None:
-    x = image(seed, 2, channels, 7, 6)
-    (expected,) = run_operator(op_type, [x], **UNARY[op_type])
-    (found,) = run_operator(op_type, [x], engine="ONEDNN", pieces=pieces, **UNARY[op_type])
-    agree(found, expected)
-
-
-@pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "Div", "Sum", "Mean", "Max", "Min"])
-@settings(max_examples=4, deadline=None)
-@given(seed=st.integers(0, 10**6), pieces=st.sampled_from([1, 2]))
-def test_operators_of_several_tensors(op_type: str, seed: int, pieces: int) -> None:
-    count = 2 if op_type in ("Add", "Sub", "Mul", "Div") else 4
-    inputs = [image(seed + number, 3, 40) for number in range(count)]
-    (expected,) = run_operator(op_type, list(inputs))
-    (found,) = run_operator(op_type, list(inputs), engine="ONEDNN", pieces=pieces)
-    agree(found, expected)
 
 
 def links() -> Iterator[str]:
