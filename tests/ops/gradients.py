@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from dagexec import NetDef, OperatorDef, Workspace
+from dagexec import NetDef, OperatorDef
 from dagexec.scheduler.nets.simple import SimpleNet
-from tests.ops.running import Array
+from tests.ops.running import Array, workspace_of
 
 STEP = 1e-5
 
@@ -34,9 +34,7 @@ def numerical_gradients(
     """
     arrays = [np.array(value, np.float64) for value in inputs]
     weights = [np.asarray(value, np.float64) for value in output_gradients]
-    workspace = Workspace()
-    for name, array in zip(definition.input, arrays, strict=True):
-        workspace.feed_blob(name, array)
+    workspace = workspace_of(zip(definition.input, arrays, strict=True))
     with SimpleNet(NetDef(name="forward", op=[definition]), workspace) as net:
 
         def loss(index: int) -> float:

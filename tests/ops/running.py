@@ -7,7 +7,7 @@ import logging
 import os
 import tracemalloc
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -180,3 +180,17 @@ def the_library() -> Library:
     found = library()
     assert found is not None
     return found
+
+
+def workspace_of(blobs: Mapping[str, npt.ArrayLike] | Iterable[tuple[str, npt.ArrayLike]]) -> Workspace:
+    """A workspace with these blobs."""
+    workspace = Workspace()
+    for name, array in dict(blobs).items():
+        workspace.feed_blob(name, array)
+    return workspace
+
+
+def run_net(workspace: Workspace, *operators: OperatorDef) -> None:
+    """Run a net of these operators once."""
+    with SimpleNet(NetDef(name="test", op=operators), workspace) as net:
+        net.run()

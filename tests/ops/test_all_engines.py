@@ -25,7 +25,7 @@ from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn.engine import AVX512, has_vectors_of
 from tests.ops.onednn.test_conv import from_order, to_order
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_operator, workspace_of
 from tests.ops.windows import Array, Geometry, convolve, geometries, to_channels_last
 
 NUMPY_ENGINES = ["", "WINOGRAD", "FFT", "DIRECT"]
@@ -95,8 +95,8 @@ class Drawn:
             post_ops=list(self.post_ops),
             threads=self.threads,
             **self.geometry.arguments(),
+            engine=engine,
         )
-        definition.engine = engine
         with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
             net.run()
             first = workspace.fetch_blob("y")
@@ -259,15 +259,13 @@ class Building:
 
     def _emit(self, op_type: str, inputs: list[str], shape: tuple[int, int], **arguments: ArgumentValue) -> None:
         name = f"y{len(self.ops)}"
-        definition = operator_def(op_type, inputs, [name], **arguments)
-        definition.engine = self.engine
+        definition = operator_def(op_type, inputs, [name], **arguments, engine=self.engine)
         self.ops.append(definition)
         self.shapes[name] = shape
 
     def run(self, x: Array) -> Array:
         """The last blob as N, C, spatial."""
-        workspace = Workspace()
-        workspace.feed_blob("x", to_order(x, self.order))
+        workspace = workspace_of({"x": to_order(x, self.order)})
         for name, array in self.parameters.items():
             workspace.feed_blob(name, array if x.dtype == np.float32 else array.astype(x.dtype))
         with SimpleNet(NetDef(name="test", op=self.ops), workspace) as net:

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dagexec import NetDef, Workspace
+from dagexec import NetDef
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.inference import infer_listed
 from dagexec.core.node import node_of
@@ -27,7 +27,7 @@ from dagexec.scheduler.nets.simple import SimpleNet
 from tests.fuzz.near import same
 from tests.ops.examples import FLOATS, Example, cases, examples, of_case
 from tests.ops.onednn.engine import needs_onednn
-from tests.ops.running import Array
+from tests.ops.running import Array, workspace_of
 
 ONEDNN = [name for name in examples() if has_engine(name, "ONEDNN")]
 each_engine = pytest.mark.parametrize(
@@ -198,9 +198,7 @@ def test_of_no_rows_it_gives_none(op_type: str, engine: str) -> None:
 
 def failure(one: Example) -> DagexecError | None:
     """What a net says of it that cannot run it."""
-    workspace = Workspace()
-    for name, array in zip(one.definition.input, one.inputs, strict=True):
-        workspace.feed_blob(name, array)
+    workspace = workspace_of(zip(one.definition.input, one.inputs, strict=True))
     try:
         with SimpleNet(NetDef(name="the net", op=[one.definition]), workspace) as net:
             net.run()

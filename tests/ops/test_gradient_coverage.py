@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dagexec import NetDef, OperatorDef, Workspace
+from dagexec import NetDef, OperatorDef
 from dagexec.core.device import Device
 from dagexec.core.gradient import gradient, has_maker
 from dagexec.core.registry import operator_module, registered_operators
@@ -17,7 +17,7 @@ from tests.ops.formulas import differentiable
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.gradient_examples import Example, examples
 from tests.ops.onednn.engine import ENGINES
-from tests.ops.running import operator_def
+from tests.ops.running import operator_def, workspace_of
 
 EXAMPLES = examples()
 
@@ -113,8 +113,7 @@ def gradient_through(operators: list[OperatorDef], x: np.ndarray) -> np.ndarray:
     """The gradient of `x` in a net from `x` to the scalar `loss`."""
     net = NetDef(name="through", op=operators, external_input=["x"])
     name = str(add_gradient_operators(net, ["loss"])["x"])
-    workspace = Workspace()
-    workspace.feed_blob("x", x)
+    workspace = workspace_of({"x": x})
     with SimpleNet(net, workspace) as made:
         made.run()
     return workspace.fetch_blob(name)

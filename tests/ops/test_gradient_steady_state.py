@@ -14,7 +14,7 @@ from dagexec.core.gradient import gradient
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.onednn.engine import ENGINES
-from tests.ops.running import operator_def
+from tests.ops.running import operator_def, run_net
 
 Array = npt.NDArray[Any]
 
@@ -86,8 +86,7 @@ def test_gradients_allocate_nothing_and_follow_their_inputs(
     op_type: str, inputs: list[Any], outputs: int, arguments: dict[str, Any], engine: str, dtype: type
 ) -> None:
     names = [f"x{index}" for index in range(len(inputs))]
-    forward = operator_def(op_type, names, [f"y{index}" for index in range(outputs)], **arguments)
-    forward.engine = engine
+    forward = operator_def(op_type, names, [f"y{index}" for index in range(outputs)], **arguments, engine=engine)
     values = {
         name: value.astype(dtype if value.dtype == np.float64 else value.dtype)
         for name, value in zip(names, inputs, strict=True)
@@ -101,8 +100,7 @@ def test_gradients_allocate_nothing_and_follow_their_inputs(
     def run_forward(given: Mapping[str, Array]) -> dict[str, Array]:
         workspace = Workspace()
         feed(workspace, given)
-        with SimpleNet(NetDef(name="forward", op=[forward]), workspace) as net:
-            net.run()
+        run_net(workspace, forward)
         return {name: workspace.fetch_blob(name).copy() for name in forward.output}
 
     def fed(given: Mapping[str, Array], seed: int) -> dict[str, Array]:

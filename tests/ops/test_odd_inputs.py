@@ -21,8 +21,8 @@ from dagexec.core.io_access import IO
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.registry import has_engine, operator_class, registered_operators, schema_of
-from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, OperatorError
+from tests.ops.running import workspace_of
 
 SHAPES = ((), (0,), (1,), (3,), (2, 3), (0, 3), (3, 3), (2, 3, 4), (2, 3, 4, 5), (2, 0, 4, 4), (1, 2, 3, 2, 2))
 DTYPES = (np.float32, np.float64, np.float16, np.int64, np.int32, np.int8, np.uint8, np.bool_)
@@ -108,9 +108,7 @@ def case_of(op_type: str, seed: int) -> Case:
 
 def check_alone(case: Case) -> None:
     definition, arrays = case
-    workspace = Workspace()
-    for name, array in arrays.items():
-        workspace.feed_blob(name, array)
+    workspace = workspace_of(arrays)
     net = workspace.build_net(NetDef(name="odd", op=[definition]), "simple")
     try:
         net.run()

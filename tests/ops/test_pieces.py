@@ -94,8 +94,7 @@ def prepared(case: Case, pieces: int, examples: int = 0) -> tuple[Step, list[Arr
         if number and op_type not in ("BatchMatMul", "FusedAttention"):
             workspace.get_blob(name).tensor().freeze()
     results = ["y0", "y1"] if op_type == "Split" else ["y0"]
-    definition = operator_def(op_type, names, results, **arguments)
-    definition.engine = "ONEDNN"
+    definition = operator_def(op_type, names, results, **arguments, engine="ONEDNN")
     operator = create_operator(definition, workspace)
     with cut_into(pieces):
         step = operator.bind(operator.infer())

@@ -10,9 +10,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from dagexec import NetDef, Workspace
-from dagexec.scheduler.nets.simple import SimpleNet
-from tests.ops.running import Array, operator_def, run_operator
+from tests.ops.running import Array, operator_def, run_net, run_operator, workspace_of
 
 
 def run_onnx(node: onnx.NodeProto, feeds: Mapping[str, Array], outputs: Sequence[str], opset: int) -> list[Array]:
@@ -59,10 +57,7 @@ def test_batch_normalization_agrees_with_that_of_onnx_in_training(shape: tuple[i
     wanted = run_onnx(node, feeds, ["y", "new_mean", "new_variance"], 15)
     outputs = ["y", "mean", "variance", "saved_mean", "saved_inverse"]
     definition = operator_def("SpatialBN", list(feeds), outputs, is_test=0, momentum=0.75, epsilon=0.01)
-    workspace = Workspace()
-    for name, array in feeds.items():
-        workspace.feed_blob(name, array)
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
+    workspace = workspace_of(feeds)
+    run_net(workspace, definition)
     for blob, reference in zip(outputs, wanted, strict=False):
         np.testing.assert_allclose(workspace.fetch_blob(blob), reference, 1e-4, 1e-5, err_msg=blob)

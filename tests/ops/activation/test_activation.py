@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec import NetDef, Workspace
+from dagexec import NetDef
 from dagexec.errors import ArgumentError, SchemaError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
-from tests.ops.running import Array, operator_def, run_operator
+from tests.ops.running import Array, operator_def, run_operator, workspace_of
 
 
 def sample(seed: int, size: int) -> Array:
@@ -95,7 +95,6 @@ def test_activation_refuses_bad_arguments_before_anything_runs(
 
 
 def test_swish_may_not_run_in_place_since_its_gradient_needs_the_input() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", np.ones(2, np.float32))
+    workspace = workspace_of({"x": np.ones(2, np.float32)})
     with pytest.raises(SchemaError, match="may not overwrite input 0 in place"):
         SimpleNet(NetDef(name="n", op=[operator_def("Swish", ["x"], ["x"])]), workspace)

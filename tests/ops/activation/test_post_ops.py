@@ -19,7 +19,7 @@ from dagexec.errors import ArgumentError, DagexecError, SchemaError, ShapeError
 from dagexec.ops.base.layout import channel_count, spatial_sizes
 from dagexec.ops.families.activation.post_ops import BINARY, FUNCTIONS, PostOp, infer_post_ops, parse_post_op
 from dagexec.scheduler.nets.simple import SimpleNet
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_operator, workspace_of
 
 erf = np.vectorize(math.erf)
 Formula = Callable[[np.ndarray], np.ndarray]
@@ -132,11 +132,8 @@ def test_sum_adds_what_the_output_held(dtype: str, engine: str) -> None:
     rng = np.random.default_rng(3)
     x, held = (rng.standard_normal((2, 32, 5, 6)).astype(dtype) for _ in range(2))
     filters = (rng.standard_normal((32, 32, 1, 1)) / 6).astype(dtype)
-    definition = operator_def("FusedConv", ["x", "w", "y"], ["y"], kernel=1, post_ops=["sum:2", "relu"])
-    definition.engine = engine
-    workspace = Workspace()
-    for name, array in (("x", x), ("w", filters), ("y", held)):
-        workspace.feed_blob(name, array)
+    definition = operator_def("FusedConv", ["x", "w", "y"], ["y"], kernel=1, post_ops=["sum:2", "relu"], engine=engine)
+    workspace = workspace_of((("x", x), ("w", filters), ("y", held)))
     exact = held.astype(np.float64)
     with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
         for _ in range(2):

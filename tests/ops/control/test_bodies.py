@@ -32,6 +32,7 @@ from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.plan.dynamic import CheckedStep
 from dagexec.tracing import Trace
 from tests.nets import temporary_operator
+from tests.ops.running import workspace_of
 
 Array = npt.NDArray[Any]
 
@@ -144,9 +145,7 @@ def test_a_scan_goes_along_any_axis_in_any_direction(run: Callable[..., list[Any
 def test_what_follows_an_operator_with_bodies_sees_each_runs_shapes() -> None:
     net = counting()
     net.op.append(op("Relu", ["all"], ["y"]))
-    workspace = Workspace()
-    for name, value in FLOATS.items():
-        workspace.feed_blob(name, value)
+    workspace = workspace_of(FLOATS)
     built = workspace.build_net(net, "dag", 2)
     for end in (2, 6, 2):
         workspace.feed_blob("end", np.float32([end]))
@@ -175,9 +174,7 @@ def test_an_error_names_outer_operator_iteration_and_inner_operator(run: Callabl
 
 
 def test_a_net_that_does_not_fit_is_refused_when_it_is_built() -> None:
-    workspace = Workspace()
-    for name, value in FLOATS.items():
-        workspace.feed_blob(name, value)
+    workspace = workspace_of(FLOATS)
     net = counting()
     net.op[0].arg[0].n.external_output.append("y")
     with pytest.raises(SchemaError, match=r"loop_net must take 3 values .* and give 3; it takes 3 and gives 4"):
@@ -208,9 +205,7 @@ def test_rows_of_two_shapes_cannot_be_stacked(run: Callable[..., list[Any]]) -> 
 
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_dag"])
 def test_the_proof_covers_the_nets_inside(kind: str) -> None:
-    workspace = Workspace()
-    for name, value in FLOATS.items():
-        workspace.feed_blob(name, value)
+    workspace = workspace_of(FLOATS)
     net = workspace.build_net(counting(), kind)
     assert isinstance(net, BaseNet)
     named, run_first = check_net(net, by_name=True), check_net(net)
@@ -223,9 +218,7 @@ def test_the_proof_covers_the_nets_inside(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["simple", "dag"])
 def test_a_trace_has_spans_for_inner_operators_within_the_outer_one(kind: str) -> None:
-    workspace = Workspace()
-    for name, value in FLOATS.items():
-        workspace.feed_blob(name, value)
+    workspace = workspace_of(FLOATS)
     net = workspace.build_net(counting(), kind)
     trace = Trace()
     net.run(trace=trace)  # type: ignore[call-arg]
@@ -277,9 +270,7 @@ def test_an_endless_loop_ends_with_its_executor(net_type: str, prepared: bool) -
 
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_dag"])
 def test_an_endless_loop_ends_at_the_timeout_of_its_run(kind: str) -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", np.float32([1]))
-    workspace.feed_blob("go", np.bool_(True))
+    workspace = workspace_of({"x": np.float32([1]), "go": np.bool_(True)})
     with temporary_operator("Announce", lambda _operator: None):
         net = workspace.build_net(ENDLESS, kind, 1)
         with pytest.raises(RunTimeoutError):
@@ -301,9 +292,7 @@ WIDE = NetDef(
 
 
 def wide_loop() -> tuple[NetDef, Workspace]:
-    workspace = Workspace()
-    workspace.feed_blob("x", np.float32([1]))
-    workspace.feed_blob("last", np.int64(2))
+    workspace = workspace_of({"x": np.float32([1]), "last": np.int64(2)})
     loop = op("Loop", ["x", "last"], ["y"], loop_net=WIDE, captured=["last"])
     return NetDef(name="outer", op=[loop], external_input=["x", "last"]), workspace
 
@@ -379,9 +368,7 @@ def test_in_a_net_for_a_device_control_flow_stays_on_the_host(kind: str) -> None
     definition.op.append(op("Negative", ["last"], ["y"]))
     del definition.external_input[:]
     definition.device_option.CopyFrom(Device.parse("sim:0").to_option())
-    workspace = Workspace()
-    for name, value in {"start": np.float32([-3]), "step": np.float32([1]), "end": np.float32([5])}.items():
-        workspace.feed_blob(name, value)
+    workspace = workspace_of({"start": np.float32([-3]), "step": np.float32([1]), "end": np.float32([5])})
     net = workspace.build_net(definition, kind, 2)
     net.run()
     assert check_net(net).holds  # type: ignore[arg-type]
@@ -395,9 +382,7 @@ def test_a_body_of_ever_new_shapes_is_prepared_as_a_whole_again_once_they_are_st
         external_input=["i", "c", "x", "piece"], external_output=["c", "z"],
     )  # fmt: skip
     grow = op("Loop", ["n", "x0", "p"], ["x1"], loop_net=body, trip_count=1, captured=["piece"])
-    workspace = Workspace()
-    for name, value in {"n": np.int64(30), "x0": np.float32([0]), "p": np.float32([7])}.items():
-        workspace.feed_blob(name, value)
+    workspace = workspace_of({"n": np.int64(30), "x0": np.float32([0]), "p": np.float32([7])})
     net = workspace.build_net(NetDef(name="outer", op=[grow]), "simple")
     assert isinstance(net, BaseNet)
     net.run()
@@ -420,8 +405,7 @@ def test_a_body_that_is_back_at_a_known_shape_reads_what_it_is_given_in_each_exe
     net = NetDef(name="count", op=count, external_input=["i", "on", "s"], external_output=["on", "t"])
     scan = op("Scan", ["x", "rows"], ["sum"], scan_net=add, num_scan_inputs=1)
     loop = op("Loop", ["times", "x"], ["counted"], loop_net=net, trip_count=1)
-    workspace = Workspace()
-    workspace.feed_blob("times", np.array(4))
+    workspace = workspace_of({"times": np.array(4)})
     built = None
     for size in (1, 2, 1, 3, 2, 1):
         rows = np.arange(3 * size, dtype=np.float32).reshape(3, size)

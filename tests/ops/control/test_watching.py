@@ -7,16 +7,15 @@ import logging
 import numpy as np
 import pytest
 
-from dagexec import NetDef, OperatorDef, Workspace
+from dagexec import NetDef, OperatorDef
 from dagexec.errors import ArgumentError, AssertionFailedError, NonFiniteError, OperatorError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
-from tests.ops.running import CUDA, operator_def, run_operator
+from tests.ops.running import CUDA, operator_def, run_operator, workspace_of
 
 
 def run(definition: OperatorDef, x: np.ndarray, times: int = 1) -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", x)
+    workspace = workspace_of({"x": x})
     with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
         for _ in range(times):
             net.run()

@@ -19,7 +19,7 @@ from dagexec.ops.families.conv.choice import ENGINES, algorithm_of
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.conv.test_conv import Named
 from tests.ops.problems import Case, Memory, run_algorithm, run_steps
-from tests.ops.running import Array, operator_def
+from tests.ops.running import Array, operator_def, workspace_of
 from tests.ops.windows import Geometry, convolve
 
 
@@ -39,8 +39,7 @@ class Filter:
         for workspace in self._workspaces:
             dtype = workspace.fetch_blob("w").dtype
             workspace.feed_blob("x", np.random.default_rng(6).integers(-3, 4, shape).astype(dtype))
-            definition = operator_def(op_type, ["x", "w"], ["y"], kernel=3, **arguments)
-            definition.engine = engine
+            definition = operator_def(op_type, ["x", "w"], ["y"], kernel=3, **arguments, engine=engine)
             workspace.run_operator_once(definition)
             found.append(workspace.fetch_blob("y"))
         assert self._workspaces[1].get_blob("w").tensor().constant is not None
@@ -137,12 +136,9 @@ def test_threads_that_need_the_same_filter_at_once_wait_for_one_that_computes_it
 
 @pytest.mark.slow
 def test_what_was_derived_goes_with_the_values_when_the_filter_is_fed_anew() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("w", np.ones((1, 1, 3, 3), np.float32))
-    workspace.feed_blob("x", np.ones((1, 1, 5, 5), np.float32))
+    workspace = workspace_of({"w": np.ones((1, 1, 3, 3), np.float32), "x": np.ones((1, 1, 5, 5), np.float32)})
     workspace.get_blob("w").tensor().freeze()
-    definition = operator_def("Conv", ["x", "w"], ["y"], kernel=3)
-    definition.engine = "FFT"
+    definition = operator_def("Conv", ["x", "w"], ["y"], kernel=3, engine="FFT")
     with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
         net.run()
         constant = workspace.get_blob("w").tensor().constant

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dagexec import NetDef, Workspace
+from dagexec import NetDef
 from dagexec.core.gradient import gradient
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.backward import add_gradient_operators
 from tests.ops.gradient_checks import check_gradient
-from tests.ops.running import operator_def
+from tests.ops.running import operator_def, workspace_of
 
 Array = npt.NDArray[Any]
 
@@ -63,8 +63,7 @@ def test_layers_without_a_bias_say_so() -> None:
 
 
 def test_the_gradient_operator_keeps_engine_and_device() -> None:
-    definition = operator_def("Conv", ["x", "w"], ["y"], kernel=1)
-    definition.engine = "WINOGRAD"
+    definition = operator_def("Conv", ["x", "w"], ["y"], kernel=1, engine="WINOGRAD")
     definition.device_option.random_seed = 5
     (made,) = gradient(definition, ["y_grad"]).operators
     assert (made.engine, made.device_option.random_seed, made.is_gradient_op) == ("WINOGRAD", 5, True)
@@ -121,9 +120,7 @@ def test_nets_of_two_operators_have_the_gradients_of_differences(name: str) -> N
     used = {blob: values[blob] for blob in values if any(blob in operator.input for operator in operators)}
 
     def run(net: NetDef, varied: dict[str, Array], *fetch: str) -> list[Array]:
-        workspace = Workspace()
-        for blob, value in varied.items():
-            workspace.feed_blob(blob, value)
+        workspace = workspace_of(varied)
         with SimpleNet(net, workspace) as built:
             built.run()
         return [workspace.fetch_blob(blob) for blob in fetch]

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dagexec import Workspace
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.choices import choices
 from dagexec.core.operator import Step
@@ -20,7 +19,7 @@ from dagexec.errors import ModelFormatError, ResourceError
 from dagexec.ops.families.conv import search
 from dagexec.ops.families.conv.choice import ENGINES
 from dagexec.ops.families.conv.problem import ConvProblem
-from tests.ops.running import Array, operator_def, run_operator
+from tests.ops.running import Array, operator_def, run_operator, workspace_of
 
 RNG = np.random.default_rng(4)
 X, FILTER = RNG.normal(size=(2, 8, 12, 12)).astype(np.float32), RNG.normal(size=(6, 8, 3, 3)).astype(np.float32)
@@ -97,9 +96,7 @@ OTHER_WORK: dict[str, dict[str, ArgumentValue]] = {
 
 
 def search_with(weights: Array, constant: bool = False, **arguments: ArgumentValue) -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", CUBE)
-    workspace.feed_blob("w", weights)
+    workspace = workspace_of({"x": CUBE, "w": weights})
     if constant:
         workspace.get_blob("w").tensor().freeze()
     workspace.run_operator_once(operator_def("Conv", ["x", "w"], ["y"], **arguments, exhaustive_search=1))
@@ -211,9 +208,7 @@ def test_two_threads_that_measure_at_once_end_with_one_choice(monkeypatch: pytes
     results: list[bytes] = []
 
     def run() -> None:
-        workspace = Workspace()
-        workspace.feed_blob("x", X)
-        workspace.feed_blob("w", FILTER)
+        workspace = workspace_of({"x": X, "w": FILTER})
         workspace.run_operator_once(operator_def("Conv", ["x", "w"], ["y"], kernel=3, pad=1, exhaustive_search=1))
         results.append(workspace.fetch_blob("y").tobytes())
 

@@ -27,7 +27,7 @@ from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.gradients import numerical_gradients
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_net, run_operator
 from tests.ops.windows import LEGACY, Array, Geometry, geometries, taps_inside, to_channels_first, to_channels_last
 
 Named = dict[str, ArgumentValue]
@@ -340,8 +340,7 @@ def traced_peak(case: Case, op_type: str, inputs: list[Array], outputs: list[str
     definition = operator_def(op_type, names, outputs, **case.arguments(), **arguments)
     tracemalloc.start()
     try:
-        with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-            net.run()
+        run_net(workspace, definition)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-from dagexec import NetDef, Workspace
 from dagexec.errors import ArgumentError, SchemaError, ShapeError
-from dagexec.scheduler.nets.simple import SimpleNet
-from tests.ops.running import Array, operator_def, run_operator
+from tests.ops.running import Array, operator_def, run_net, run_operator, workspace_of
 
 
 def sample(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
@@ -20,12 +18,9 @@ def sample(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
 
 
 def run_in_place(op_type: str, inputs: dict[str, Array], output: str, **arguments: Any) -> Array:
-    workspace = Workspace()
-    for name, value in inputs.items():
-        workspace.feed_blob(name, value)
+    workspace = workspace_of(inputs)
     definition = operator_def(op_type, list(inputs), [output], **arguments)
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
+    run_net(workspace, definition)
     return workspace.fetch_blob(output)
 
 

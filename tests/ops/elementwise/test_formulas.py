@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import BroadcastableShapes, mutually_broadcastable_shapes
 
-from dagexec import NetDef, Workspace
+from dagexec import Workspace
 from dagexec.core import registry
 from dagexec.core.device import Device
 from dagexec.core.gradient import gradient
 from dagexec.core.registry import has_engine, registered_engines, schema_of
 from dagexec.errors import ShapeError
 from dagexec.ops.engines.onednn.expressions import ExpressionKernel
-from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
 from tests.ops.formulas import (
     Values,
@@ -36,7 +35,7 @@ from tests.ops.formulas import (
 )
 from tests.ops.gradient_checks import analytic_gradients
 from tests.ops.onednn.engine import AVX2, AVX512, fallbacks, has_vectors_of, needs_onednn
-from tests.ops.running import Array, assert_rounds_to, on_device, operator_def, run_operator
+from tests.ops.running import Array, assert_rounds_to, on_device, operator_def, run_net, run_operator
 
 FLOAT = [name for name in with_formulas() if takes(name, np.float32)]
 INTEGER = [name for name in with_formulas() if takes(name, np.int32) and name != "Div"]
@@ -64,8 +63,7 @@ def net_of(op_type: str, arrays: list[Array], output: str, engine: str = "", **a
     for name, array in zip(names, arrays, strict=True):
         workspace.feed_blob(name, array)
     definition = operator_def(op_type, names, [output], engine=engine, **arguments)
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
+    run_net(workspace, definition)
     return workspace.fetch_blob(output)
 
 

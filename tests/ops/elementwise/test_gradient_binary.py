@@ -17,7 +17,7 @@ from dagexec.errors import ArgumentError, GradientError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.backward import add_gradient_operators
 from tests.ops.gradient_checks import analytic_gradients
-from tests.ops.running import Array, operator_def, run_operator
+from tests.ops.running import Array, operator_def, run_operator, workspace_of
 
 Shape = tuple[int, ...]
 BINARY = ["Add", "Sub", "Mul", "Div"]
@@ -105,9 +105,7 @@ def test_operator_in_place_has_gradients_where_the_old_value_is_not_needed(
     for output in (target, "c"):
         net = NetDef(name="test", op=[operator_def(op_type, ["a", "b"], [output])], external_input=["a", "b"])
         gradients = add_gradient_operators(net, {output: "given"}, wanted=wanted)
-        workspace = Workspace()
-        for name, array in {"a": a, "b": b, "given": dc}.items():
-            workspace.feed_blob(name, array)
+        workspace = workspace_of({"a": a, "b": b, "given": dc})
         with SimpleNet(net, workspace) as runnable:
             runnable.run()
         results.append([workspace.fetch_blob(str(gradients[name])) for name in wanted])
@@ -263,9 +261,7 @@ def test_sums_over_several_pieces_are_whole(full: Shape, stretched_shape: Shape)
 
 
 def test_gradient_of_another_shape_cannot_take_its_memory() -> None:
-    workspace = Workspace()
-    for name, array in {"dc": np.ones((2, 3)), "a": np.ones((2, 3)), "b": np.ones(3)}.items():
-        workspace.feed_blob(name, array)
+    workspace = workspace_of({"dc": np.ones((2, 3)), "a": np.ones((2, 3)), "b": np.ones(3)})
     net = NetDef(name="test", op=[operator_def("AddGradient", ["dc", "a", "b"], ["da", "dc"])])
     with pytest.raises(ShapeError, match=r"the gradient of B, float64\[3\], cannot overwrite dC, float64\[2, 3\]"):
         SimpleNet(net, workspace).run()

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec import NetDef, OperatorDef, Workspace
+from dagexec import NetDef, OperatorDef
 from dagexec.core.arguments import make_argument
 from dagexec.core.gradient import gradient
 from dagexec.errors import ArgumentError, SchemaError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
-from tests.ops.running import Array, operator_def, run_operator
+from tests.ops.running import Array, operator_def, run_net, run_operator, workspace_of
 
 
 def test_output_equals_the_input_and_the_mask_is_all_true() -> None:
@@ -28,8 +28,7 @@ def test_output_equals_the_input_and_the_mask_is_all_true() -> None:
 
 
 def test_output_has_its_own_values_when_its_input_is_overwritten_later() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", np.array([-1.0, 2.0], np.float32))
+    workspace = workspace_of({"x": np.array([-1.0, 2.0], np.float32)})
     ops = [operator_def("Dropout", ["x"], ["y"], is_test=1), operator_def("Relu", ["x"], ["x"])]
     with SimpleNet(NetDef(name="n", op=ops, external_output=["x", "y"]), workspace) as net:
         net.run()
@@ -55,9 +54,7 @@ def masks(
     shape: tuple[int, ...] = (40, 1000),
 ) -> list[dict[str, Array]]:
     """The masks of each run, by name."""
-    workspace = Workspace()
-    workspace.feed_blob("x", np.ones(shape, np.float32))
-    workspace.feed_blob("iteration", np.array([0], np.int64))
+    workspace = workspace_of({"x": np.ones(shape, np.float32), "iteration": np.array([0], np.int64)})
     net = NetDef(name="n", op=operators, type=net_type, num_workers=workers)
     found = []
     with workspace.create_net(net) as made:
@@ -148,12 +145,9 @@ def test_a_mask_does_not_depend_on_how_many_elements_there_are() -> None:
 def test_output_is_the_input_times_mask_over_what_is_kept(dtype: Any, inplace: bool) -> None:
     x = np.random.default_rng(1).normal(size=(3, 50_000)).astype(dtype)
     x[0, 7] = np.nan
-    workspace = Workspace()
-    workspace.feed_blob("x", x)
-    workspace.feed_blob("iteration", np.array([9]))
+    workspace = workspace_of({"x": x, "iteration": np.array([9])})
     definition = dropout(2, name="x" if inplace else "y", ratio=0.25)
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
+    run_net(workspace, definition)
     mask, y = workspace.fetch_blob(definition.output[1]), workspace.fetch_blob(definition.output[0])
     assert y.dtype == dtype
     expected = np.where(mask, x.astype(np.float64) / 0.75, x.astype(np.float64) * 0)

@@ -17,7 +17,7 @@ from dagexec.core.inference import infer_net
 from dagexec.core.schema import TensorType
 from dagexec.errors import ArgumentError, DagexecError, OperatorError, ResourceError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_operator, workspace_of
 
 Array = npt.NDArray[Any]
 NUMERIC = [meta for meta in ALL_TYPES if meta is not STRING]
@@ -125,8 +125,7 @@ def test_a_bad_shape_is_refused() -> None:
         run_operator("ConstantFill", [np.zeros(2)], shape=[2])
     with pytest.raises(DagexecError, match="must be one of int32, int64, found float32"):
         run_operator("ConstantFill", [np.zeros(2, np.float32)], input_as_shape=1)
-    workspace = Workspace()
-    workspace.feed_blob("x", np.zeros(2, np.float32))
+    workspace = workspace_of({"x": np.zeros(2, np.float32)})
     with pytest.raises(ShapeError, match="in place the output must have the input's shape and type"):
         workspace.run_operator_once(operator_def("ConstantFill", ["x"], ["x"], extra_shape=[2]))
 
@@ -248,9 +247,7 @@ def test_uniform_int_fill_includes_both_bounds() -> None:
 
 def test_bounds_may_be_inputs_and_change_between_runs() -> None:
     definition = operator_def("UniformIntFill", ["like", "low", "high"], ["y"])
-    workspace = Workspace()
-    for name, value in (("like", np.zeros(50)), ("low", np.int32(3)), ("high", np.int32(4))):
-        workspace.feed_blob(name, value)
+    workspace = workspace_of((("like", np.zeros(50)), ("low", np.int32(3)), ("high", np.int32(4))))
     with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
         net.run()
         assert set(workspace.fetch_blob("y").tolist()) == {3, 4}

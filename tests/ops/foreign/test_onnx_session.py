@@ -19,6 +19,7 @@ from dagexec.foreign.unsafe_nodes import check_for_onnxruntime
 from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.forked import in_child
+from tests.ops.running import workspace_of
 
 Array = npt.NDArray[Any]
 MATRICES = np.random.default_rng(0).standard_normal((4, 3, 3)).astype(np.float32)
@@ -89,8 +90,7 @@ def test_nets_of_every_kind_and_their_replicas_share_sessions(runtime: str) -> N
 
 def test_outputs_whose_sizes_depend_on_values_are_found_by_each_run(runtime: str) -> None:
     content = message(helper.make_node("Unique", ["x"], ["y"]))
-    workspace = Workspace()
-    workspace.feed_blob("x", np.array([3.0, 1, 3], np.float32))
+    workspace = workspace_of({"x": np.array([3.0, 1, 3], np.float32)})
     operators = [op("OnnxSession", ["x"], ["y"], model=content), op("Relu", ["y"], ["z"])]
     with SimpleNet(NetDef(name="net", op=operators), workspace) as net:
         for values, expected in (([3, 1, 3], [1, 3]), ([-1, 2, 5], [0, 2, 5]), ([4, 4, 4], [4])):
@@ -133,8 +133,7 @@ def test_sequences_and_mappings_pass_from_one_session_to_the_next(runtime: str) 
 
 
 def test_a_child_of_fork_runs_on(runtime: str) -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", MATRICES)
+    workspace = workspace_of({"x": MATRICES})
     with SimpleNet(NetDef(name="net", op=[op("OnnxSession", ["x"], ["y"], model=DET)]), workspace) as net:
         net.run()
         here = workspace.fetch_blob("y").tolist()

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec import NetDef, Workspace
+from dagexec import NetDef
 from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_operator, workspace_of
 from tests.ops.windows import Array, run_onnx, to_channels_first, to_channels_last
 
 Named = dict[str, ArgumentValue]
@@ -82,9 +82,7 @@ def test_a_whole_scale_is_exact_where_float32_is_not() -> None:
 
 
 def test_scales_fed_anew_change_the_size() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", numbered((1, 1, 2, 2)))
-    workspace.feed_blob("s", np.array([2, 2], np.float32))
+    workspace = workspace_of({"x": numbered((1, 1, 2, 2)), "s": np.array([2, 2], np.float32)})
     with SimpleNet(NetDef(name="n", op=[operator_def("ResizeNearest", ["x", "s"], ["y"])]), workspace) as net:
         net.run()
         assert workspace.fetch_blob("y").shape == (1, 1, 4, 4)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dagexec
-from dagexec import InputInfo, Model, NetDef, Workspace
+from dagexec import InputInfo, Model, NetDef
 from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.node import arguments_of
 from dagexec.core.registry import schema_of
@@ -20,7 +20,7 @@ from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError, OperatorError, ShapeError
 from dagexec.ops.kernels.gather_kernel import gather_step
 from dagexec.scheduler.nets.simple import SimpleNet
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_operator, workspace_of
 
 Array = npt.NDArray[Any]
 
@@ -107,9 +107,7 @@ def test_an_index_out_of_range_names_operator_place_and_range(wrap: int, bad: in
 
 
 def test_a_net_runs_again_after_an_index_out_of_range() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("data", numbered((3,)))
-    workspace.feed_blob("i", np.array([5]))
+    workspace = workspace_of({"data": numbered((3,)), "i": np.array([5])})
     with SimpleNet(NetDef(name="n", op=[operator_def("Gather", ["data", "i"], ["y"])]), workspace) as net:
         with pytest.raises(OperatorError):
             net.run()

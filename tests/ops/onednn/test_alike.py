@@ -33,8 +33,9 @@ def net_def(count: int, forms: Sequence[tuple[str, str]] = FORMS) -> NetDef:
     for number in range(count):
         kind, operands = forms[number % len(forms)]
         result = "y" if number == count - 1 else f"b{number}"
-        one = operator_def(kind, [last if operand == "x" else operand for operand in operands], [result])
-        one.engine = "ONEDNN"
+        one = operator_def(
+            kind, [last if operand == "x" else operand for operand in operands], [result], engine="ONEDNN"
+        )
         net.op.append(one)
         last = result
     return net

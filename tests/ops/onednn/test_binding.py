@@ -16,14 +16,13 @@ import pytest
 
 from dagexec.core.operator_def import op
 from dagexec.core.registry import create_operator
-from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
 from dagexec.ops.engines.onednn import binding
 from dagexec.ops.engines.onednn.binding import Library, library, load
 from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
 from tests.ops.onednn import declarations
 from tests.ops.onednn.test_conv import SQUARE, Layer
-from tests.ops.running import run_operator
+from tests.ops.running import run_operator, workspace_of
 
 has_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
@@ -84,8 +83,7 @@ def test_a_path_that_is_not_there_is_named(
     with caplog.at_level(logging.INFO, "dagexec"):
         assert library() is None
         assert library() is None
-        workspace = Workspace()
-        workspace.feed_blob("x", np.ones(3, np.float32))
+        workspace = workspace_of({"x": np.ones(3, np.float32)})
         create_operator(op("Relu", "x", "y", engine="ONEDNN"), workspace)
     assert len([line for line in caplog.messages if "nothing.so" in line]) == 1
     assert "Relu 'y': oneDNN is not available; install it with" in caplog.text

@@ -207,9 +207,15 @@ def net_of(layer: Layer, order: str, *, constant: bool, post_ops: tuple[str, ...
         workspace.feed_blob("y", operand)
         names.append("y")
     definition = operator_def(
-        "FusedConv", names, ["y"], bias=1, post_ops=list(post_ops), **layer.arguments(order), **arguments
+        "FusedConv",
+        names,
+        ["y"],
+        bias=1,
+        post_ops=list(post_ops),
+        **layer.arguments(order),
+        **arguments,
+        engine="ONEDNN",
     )
-    definition.engine = "ONEDNN"
     return workspace, NetDef(name="test", op=[definition])
 
 

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagexec import NetDef, Workspace
 from dagexec.core.registry import create_operator
 from dagexec.errors import ArgumentError, ShapeError
-from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn.engine import AVX2, AVX512, ENGINES, needs_onednn, normal, run_fallback, run_onednn
-from tests.ops.running import Array, operator_def, run_operator
+from tests.ops.running import Array, operator_def, run_net, run_operator, workspace_of
 
 Formula = Callable[[Array], Array]
 
@@ -159,13 +157,9 @@ def test_a_chain_with_a_stretched_operand_goes_to_onednn(a: tuple[int, ...], b: 
 
 
 def run_in_place(engine: str, links: list[str], x: Array, held: Array) -> Array:
-    workspace = Workspace()
-    workspace.feed_blob("x", x)
-    workspace.feed_blob("y", held)
-    definition = operator_def("FusedElementwise", ["x", "y"], ["y"], post_ops=links)
-    definition.engine = engine
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
+    workspace = workspace_of({"x": x, "y": held})
+    definition = operator_def("FusedElementwise", ["x", "y"], ["y"], post_ops=links, engine=engine)
+    run_net(workspace, definition)
     return workspace.fetch_blob("y")
 
 
@@ -187,10 +181,8 @@ def test_what_the_output_holds_is_added_where_the_chain_says_so(engine: str, bef
 
 @needs_onednn
 def test_a_chain_reads_and_writes_a_callers_memory() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", normal(16, 4, 8))
-    definition = operator_def("FusedElementwise", ["x"], ["y"], post_ops=["tanh", "abs"])
-    definition.engine = "ONEDNN"
+    workspace = workspace_of({"x": normal(16, 4, 8)})
+    definition = operator_def("FusedElementwise", ["x"], ["y"], post_ops=["tanh", "abs"], engine="ONEDNN")
     op = create_operator(definition, workspace)
     step = op.bind(op.infer())
     other, result = normal(17, 4, 8), np.empty((4, 8), np.float32)

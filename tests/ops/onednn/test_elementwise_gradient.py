@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dagexec import NetDef, Workspace
-from dagexec.scheduler.nets.simple import SimpleNet
+from dagexec import Workspace
 from tests.ops.onednn.engine import needs_onednn, run_fallback, run_onednn
-from tests.ops.running import operator_def
+from tests.ops.running import operator_def, run_net
 
 
 @needs_onednn
@@ -25,10 +24,8 @@ def test_y_may_be_the_gradient_itself(op_type: str) -> None:
     workspace = Workspace()
     y = np.linspace(-0.75, 0.75, 40, dtype=np.float32)
     workspace.feed_blob("y", y)
-    definition = operator_def(op_type, ["y", "y"], ["dx"])
-    definition.engine = "ONEDNN"
-    with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
-        net.run()
+    definition = operator_def(op_type, ["y", "y"], ["dx"], engine="ONEDNN")
+    run_net(workspace, definition)
     derivative = {"ReluGradient": y > 0, "SigmoidGradient": y - y**2, "TanhGradient": 1 - y**2}[op_type]
     np.testing.assert_allclose(workspace.fetch_blob("dx"), y * derivative, rtol=1e-5, atol=1e-6)
 

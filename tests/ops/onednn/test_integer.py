@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dagexec import Workspace
 from dagexec.core.registry import create_operator
 from dagexec.ops.engines.onednn.binding import library
 from tests.ops.integers import convolution_sums
 from tests.ops.onednn.engine import fallbacks
 from tests.ops.quantized.test_quantized_products import full_range
-from tests.ops.running import computed, operator_def
+from tests.ops.running import computed, operator_def, workspace_of
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(37)
@@ -76,12 +75,9 @@ def test_sums_that_float32_might_round_are_left_to_the_default_engine() -> None:
 
 def test_the_zero_point_is_that_of_the_run() -> None:
     a, b, zero = np.full((1, 16), 9, np.uint8), np.ones((16, 16), np.int8), np.array(2, np.uint8)
-    workspace = Workspace()
-    for name, array in (("a", a), ("b", b), ("zero", zero)):
-        workspace.feed_blob(name, array)
+    workspace = workspace_of((("a", a), ("b", b), ("zero", zero)))
     workspace.get_blob("b").tensor().freeze()
-    definition = operator_def("MatMulInteger", ["a", "b", "zero"], ["y"])
-    definition.engine = "ONEDNN"
+    definition = operator_def("MatMulInteger", ["a", "b", "zero"], ["y"], engine="ONEDNN")
     operator = create_operator(definition, workspace)
     step = operator.bind(operator.infer()).step
     for value in (2, 5):

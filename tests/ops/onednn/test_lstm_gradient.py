@@ -19,8 +19,7 @@ def gradients(layer: Layer, dtype: type, engine: str, given: Sequence[int]) -> d
     inputs = layer.inputs()
     names = [f"x{index}" for index in range(len(inputs))]
     outputs = [f"y{index}" for index in range(layer.results + 2)]
-    definition = operator_def("LSTM", names, outputs, **layer.arguments())
-    definition.engine = engine
+    definition = operator_def("LSTM", names, outputs, **layer.arguments(), engine=engine)
     wanted = [index for index, array in enumerate(inputs) if array.dtype != np.int32]
     typed = [array.astype(dtype) if index in wanted else array for index, array in enumerate(inputs)]
     state = (layer.directions, layer.batch, layer.hidden)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from dagexec import NetDef, Workspace
+from dagexec import Workspace
 from dagexec.core.choices import choices, measuring
 from dagexec.core.tensor import Tensor
 from dagexec.ops.engines.onednn import measured_product
@@ -15,10 +15,9 @@ from dagexec.ops.engines.onednn import measuring as measurement
 from dagexec.ops.engines.onednn.implementation import rule
 from dagexec.ops.engines.onednn.measured_product import MeasuredProduct, WeightedProduct
 from dagexec.ops.engines.onednn.problem import Problem
-from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import needs_onednn, normal
 from tests.ops.onednn.test_product import layer
-from tests.ops.running import Array, operator_def
+from tests.ops.running import Array, operator_def, run_net
 
 pytestmark = needs_onednn
 
@@ -52,10 +51,8 @@ def run(op_type: str, arrays: list[Array]) -> Array:
     for name, array in zip(names, arrays, strict=True):
         workspace.feed_blob(name, array)
     workspace.get_blob("w").get(Tensor).freeze()
-    definition = operator_def(op_type, names, ["y"], batch_invariant=0)
-    definition.engine = "ONEDNN"
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
+    definition = operator_def(op_type, names, ["y"], batch_invariant=0, engine="ONEDNN")
+    run_net(workspace, definition)
     return np.array(workspace.fetch_blob("y"))
 
 

@@ -18,7 +18,7 @@ from dagexec.core.workspace import Workspace
 from tests.ops.kernels.running import needs_kernels
 from tests.ops.onednn.engine import normal
 from tests.ops.pieces import cut_into
-from tests.ops.running import Array, operator_def
+from tests.ops.running import Array, operator_def, workspace_of
 
 pytestmark = needs_kernels
 
@@ -41,13 +41,10 @@ def drawn(shapes: list[tuple[int, ...]], seed: int) -> list[Array]:
 def test_a_step_works_on_other_arrays_and_on_its_own_again(name: str, pieces: int) -> None:
     op_type, shapes, outputs, arguments = CASES[name]
     names, results = [f"x{n}" for n in range(len(shapes))], [f"y{n}" for n in range(outputs)]
-    definition = operator_def(op_type, names, results, **arguments)
-    definition.engine = "ONEDNN"
+    definition = operator_def(op_type, names, results, **arguments, engine="ONEDNN")
 
     def prepared_for(arrays: list[Array]) -> tuple[Workspace, Prepared]:
-        workspace = Workspace()
-        for blob, array in zip(names, arrays, strict=True):
-            workspace.feed_blob(blob, array)
+        workspace = workspace_of(zip(names, arrays, strict=True))
         op = create_operator(definition, workspace)
         with cut_into(pieces):
             return workspace, op.bind(op.infer())
@@ -81,8 +78,7 @@ def test_a_step_works_on_other_arrays_and_on_its_own_again(name: str, pieces: in
 
 
 def test_one_input_given_twice_is_moved_for_both() -> None:
-    definition = operator_def("FusedAttention", ["q", "kv", "kv"], ["y"])
-    definition.engine = "ONEDNN"
+    definition = operator_def("FusedAttention", ["q", "kv", "kv"], ["y"], engine="ONEDNN")
     workspace = Workspace()
     queries, own, other = normal(1, 1, 2, 3, 8), normal(2, 1, 2, 9, 8), normal(3, 1, 2, 9, 8)
     workspace.feed_blob("q", queries)

@@ -19,7 +19,7 @@ from dagexec.ops.engines.onednn.packing import Making, Pieces
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import needs_onednn, normal
-from tests.ops.running import Array, operator_def
+from tests.ops.running import Array, operator_def, run_net
 
 
 def test_small_arrays_share_a_piece_and_do_not_overlap() -> None:
@@ -168,10 +168,8 @@ def test_a_filter_is_made_anew_from_its_packed_form(
     tensor = workspace.get_blob("w").tensor()
     tensor.freeze()
     kernels = list(filters[1:3])
-    definition = operator_def(op_type, ["x", "w"], ["y"], order="NHWC", kernels=kernels, **arguments)
-    definition.engine = "ONEDNN"
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
+    definition = operator_def(op_type, ["x", "w"], ["y"], order="NHWC", kernels=kernels, **arguments, engine="ONEDNN")
+    run_net(workspace, definition)
     assert tensor.constant is not None
     made = [str(found).partition(",")[0] for found in tensor.constant.forms()]
     if form in made:  # which one is taken is the processor's to decide

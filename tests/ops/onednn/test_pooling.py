@@ -172,8 +172,7 @@ def test_a_gradient_of_pooling_may_change_its_type_from_run_to_run() -> None:
     image = normal(6, 2, 4, 6, 6)
     (pooled,) = run_operator("MaxPool", [image], kernel=3, stride=2)
     arrays = {"x": image, "y": pooled, "dy": normal(7, *pooled.shape)}
-    definition = operator_def("MaxPoolGradient", list(arrays), ["dx"], kernel=3, stride=2)
-    definition.engine = "ONEDNN"
+    definition = operator_def("MaxPoolGradient", list(arrays), ["dx"], kernel=3, stride=2, engine="ONEDNN")
     workspace = Workspace()
     results = []
     for name, array in arrays.items():

@@ -15,7 +15,7 @@ from dagexec.errors import ArgumentError
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn.engine import ENGINES, fallbacks, needs_onednn, normal, run_fallback, run_onednn
-from tests.ops.running import Array, operator_def, run_operator
+from tests.ops.running import Array, operator_def, run_net, run_operator, workspace_of
 
 
 def layer(x: Array, w: Array, b: Array) -> Array:
@@ -60,12 +60,10 @@ def run_constant(
     tensors = [workspace.get_blob(name).get(Tensor) for name in names]
     for index in constants:
         tensors[index].freeze()
-    definition = operator_def(op_type, names, ["y"], **arguments)
-    definition.engine = "ONEDNN"
+    definition = operator_def(op_type, names, ["y"], **arguments, engine="ONEDNN")
     with fallbacks() as found:
         for _ in range(2):
-            with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-                net.run()
+            run_net(workspace, definition)
     assert not found, found
     return workspace.fetch_blob("y"), tensors
 
@@ -110,11 +108,8 @@ def test_operators_that_share_constant_weights_each_have_their_layout() -> None:
 
 @needs_onednn
 def test_weights_that_are_fed_anew_are_read_anew() -> None:
-    workspace = Workspace()
-    for name, array in (("x", normal(10, 80, 32)), ("w", normal(11, 48, 32)), ("b", normal(12, 48))):
-        workspace.feed_blob(name, array)
-    definition = operator_def("FC", ["x", "w", "b"], ["y"])
-    definition.engine = "ONEDNN"
+    workspace = workspace_of((("x", normal(10, 80, 32)), ("w", normal(11, 48, 32)), ("b", normal(12, 48))))
+    definition = operator_def("FC", ["x", "w", "b"], ["y"], engine="ONEDNN")
     with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
         net.run()
         workspace.feed_blob("w", normal(13, 48, 32))
@@ -148,10 +143,8 @@ def test_a_fused_layer_adds_what_the_output_held(engine: str) -> None:
     arrays = {"x": normal(18, 3, 25), "w": normal(19, 40, 25), "b": normal(20, 40), "y": normal(21, 3, 40)}
     for name, array in arrays.items():
         workspace.feed_blob(name, array)
-    definition = operator_def("FusedFC", ["x", "w", "b", "y"], ["y"], post_ops=["sum:3", "relu"])
-    definition.engine = engine
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
+    definition = operator_def("FusedFC", ["x", "w", "b", "y"], ["y"], post_ops=["sum:3", "relu"], engine=engine)
+    run_net(workspace, definition)
     expected = np.maximum(layer(arrays["x"], arrays["w"], arrays["b"]) + arrays["y"], 0)
     np.testing.assert_allclose(workspace.fetch_blob("y"), expected, rtol=1e-4, atol=1e-5)
 
@@ -230,11 +223,8 @@ def test_gemm_scales_and_adds(alpha: float, beta: float, shape: tuple[int, ...])
 
 @needs_onednn
 def test_a_layer_reads_and_writes_a_callers_memory() -> None:
-    workspace = Workspace()
-    for name, array in (("x", normal(34, 2, 8)), ("w", normal(35, 16, 8)), ("b", normal(36, 16))):
-        workspace.feed_blob(name, array)
-    definition = operator_def("FusedFC", ["x", "w", "b"], ["y"], post_ops=["relu"])
-    definition.engine = "ONEDNN"
+    workspace = workspace_of((("x", normal(34, 2, 8)), ("w", normal(35, 16, 8)), ("b", normal(36, 16))))
+    definition = operator_def("FusedFC", ["x", "w", "b"], ["y"], post_ops=["relu"], engine="ONEDNN")
     op = create_operator(definition, workspace)
     step = op.bind(op.infer())
     other, result = normal(37, 2, 8), np.empty((2, 16), np.float32)

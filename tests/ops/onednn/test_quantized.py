@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagexec import NetDef, Workspace
+from dagexec import Workspace
 from dagexec.ops.engines.onednn.binding import library
-from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import fallbacks, run_fallback, run_onednn
 from tests.ops.quantized.test_quantized_products import full_range
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_net, run_operator
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -130,11 +129,9 @@ def run_with_constants(op: str, x: Array, parameters: list[Array], engine: str) 
         workspace.feed_blob(name, array)
         if name != "x":
             workspace.get_blob(name).tensor().freeze()
-    definition = operator_def(op, names, ["y"])
-    definition.engine = engine
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
-        return workspace.fetch_blob("y")
+    definition = operator_def(op, names, ["y"], engine=engine)
+    run_net(workspace, definition)
+    return workspace.fetch_blob("y")
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])

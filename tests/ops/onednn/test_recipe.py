@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec import NetDef, Workspace
+from dagexec import NetDef
 from dagexec.core.choices import choices
 from dagexec.core.proto import OperatorDef
 from dagexec.core.tensor import Tensor
@@ -21,7 +21,7 @@ from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import needs_onednn, normal
-from tests.ops.running import Array, operator_def
+from tests.ops.running import Array, operator_def, workspace_of
 
 pytestmark = needs_onednn
 
@@ -50,9 +50,7 @@ def onednn(definition: OperatorDef) -> OperatorDef:
 
 
 def net(operators: Sequence[OperatorDef], feeds: Mapping[str, Array], constants: Sequence[str] = ()) -> SimpleNet:
-    workspace = Workspace()
-    for name, array in feeds.items():
-        workspace.feed_blob(name, array)
+    workspace = workspace_of(feeds)
     for name in constants:
         workspace.get_blob(name).get(Tensor).freeze()
     return SimpleNet(NetDef(name="n", op=[onednn(one) for one in operators]), workspace)

@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from dagexec import NetDef, Workspace
+from dagexec import NetDef
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.engines.onednn.resampling import ResizeNearest
 from dagexec.scheduler.nets.simple import SimpleNet
-from tests.ops.running import operator_def
+from tests.ops.running import operator_def, workspace_of
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs oneDNN")
 
@@ -47,10 +47,8 @@ def test_a_large_result_goes_to_memory_that_is_not_aligned(offset: int) -> None:
 
 
 def test_the_callers_memory_is_not_offered_to_it() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", np.zeros((1, 16, 4, 4), np.float32))
-    resize = operator_def("ResizeNearest", ["x"], ["y"], width_scale=2.0, height_scale=2.0)
-    resize.engine = "ONEDNN"
+    workspace = workspace_of({"x": np.zeros((1, 16, 4, 4), np.float32)})
+    resize = operator_def("ResizeNearest", ["x"], ["y"], width_scale=2.0, height_scale=2.0, engine="ONEDNN")
     with SimpleNet(NetDef(name="test", op=[resize]), workspace) as net:
         net.run()
         [operator], [prepared] = net.operators, net.prepared().prepared

@@ -55,8 +55,7 @@ def run(case: TransposedCase, images: slice = slice(None), pieces: int = 0, **ar
         workspace.feed_blob(name, array)
         if name != "x":
             workspace.get_blob(name).tensor().freeze()
-    definition = operator_def("ConvTranspose", names, ["y"], **case.arguments(), **arguments)
-    definition.engine = "ONEDNN"
+    definition = operator_def("ConvTranspose", names, ["y"], **case.arguments(), **arguments, engine="ONEDNN")
     with cut_into(pieces), SimpleNet(NetDef(name="test", op=[definition]), workspace) as running:
         running.run()
     y = workspace.fetch_blob("y")

@@ -11,7 +11,7 @@ from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.kernels.running import needs_kernels
 from tests.ops.onednn.engine import fallbacks, needs_onednn
 from tests.ops.pieces import cut_into
-from tests.ops.running import Array, operator_def
+from tests.ops.running import Array, operator_def, run_net
 
 ADAM = ("Adam", "param s0 s1 grad rate iteration", "param s0 s1")
 MOMENTUM = ("MomentumSGDUpdate", "grad s0 rate param", "grad s0 param")
@@ -36,8 +36,7 @@ CASES: list[tuple[str, str, str, dict[str, ArgumentValue]]] = [
 def after_steps(case: tuple[str, str, str, dict[str, ArgumentValue]], engine: str, size: int, pieces: int) -> Array:
     """The outputs after three steps, one behind the other."""
     op_type, inputs, outputs, arguments = case
-    definition = operator_def(op_type, inputs.split(), outputs.split(), **arguments)
-    definition.engine = engine
+    definition = operator_def(op_type, inputs.split(), outputs.split(), **arguments, engine=engine)
     rng, workspace = np.random.default_rng(size), Workspace()
 
     def normal() -> Array:
@@ -80,11 +79,11 @@ def test_updates_are_numpy_s_to_the_byte(
 def test_numpy_updates_what_is_not_float32() -> None:
     """Float64 is not the kernels'."""
     for engine in ("", "ONEDNN"):
-        definition = operator_def("MomentumSGDUpdate", ["g", "m", "rate", "p"], ["g", "m", "p"], momentum=0.5)
-        definition.engine = engine
+        definition = operator_def(
+            "MomentumSGDUpdate", ["g", "m", "rate", "p"], ["g", "m", "p"], momentum=0.5, engine=engine
+        )
         workspace = Workspace()
         for name, value in (("g", 1.0), ("m", 2.0), ("rate", 0.25), ("p", 3.0)):
             workspace.feed_blob(name, np.float64([value]))
-        with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
-            net.run()
+        run_net(workspace, definition)
         assert workspace.fetch_blob("p").tolist() == [1.75]

@@ -10,7 +10,7 @@ from dagexec.core.proto import OperatorDef
 from dagexec.errors import BlobTypeError, DagexecError, SchemaError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.optimize.updating import DEVICES, counter, run_steps
-from tests.ops.running import Array, operator_def
+from tests.ops.running import Array, operator_def, workspace_of
 
 LARGEST = np.iinfo(np.int64).max
 
@@ -42,8 +42,7 @@ def test_a_counter_without_input_goes_on_from_what_is_fed() -> None:
 
 
 def test_an_atomic_counter_counts_under_its_mutex() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("i", counter(0))
+    workspace = workspace_of({"i": counter(0)})
     with SimpleNet(atomic_net(), workspace) as net:
         for _ in range(3):
             net.run()
@@ -51,8 +50,7 @@ def test_an_atomic_counter_counts_under_its_mutex() -> None:
 
 
 def test_two_nets_share_an_atomic_counter() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("i", counter(0))
+    workspace = workspace_of({"i": counter(0)})
     workspace.run_net_once(NetDef(name="init", op=[operator_def("CreateMutex", [], ["mutex"])]))
     count = NetDef(name="count", op=[operator_def("AtomicIter", ["mutex", "i"], ["i"])])
     with workspace.create_net(count, "dag", 2) as one, SimpleNet(count, workspace) as other:
@@ -73,8 +71,7 @@ def test_a_mutex_that_is_there_stays() -> None:
 
 @pytest.mark.parametrize("value", [-1, LARGEST])
 def test_a_counter_that_cannot_go_on_is_refused_and_stays(value: int) -> None:
-    workspace = Workspace()
-    workspace.feed_blob("i", counter(value))
+    workspace = workspace_of({"i": counter(value)})
     expected = "must be at least 0, found -1" if value < 0 else "is the largest int64"
     with (
         SimpleNet(NetDef(name="test", op=[operator_def("Iter", ["i"], ["i"])]), workspace) as net,

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec import NetDef, OperatorDef, Workspace
+from dagexec import NetDef, OperatorDef
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device
 from dagexec.core.registry import registered_engines
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices
-from tests.ops.running import assert_rounds_to, is_turn_of_cuda, operator_def
+from tests.ops.running import assert_rounds_to, is_turn_of_cuda, operator_def, workspace_of
 
 Array = npt.NDArray[Any]
 RATES = (-0.1, -0.05, -0.07)
@@ -51,9 +51,7 @@ def _run_steps(
     placed = OperatorDef()
     placed.CopyFrom(definition)
     placed.device_option.CopyFrom(Device.parse(device).to_option())
-    workspace = Workspace()
-    for name, array in blobs.items():
-        workspace.feed_blob(name, array)
+    workspace = workspace_of(blobs)
     with SimpleNet(NetDef(name="test", op=[placed]), workspace) as net:
         for step in fed:
             for name, array in step.items():

@@ -23,7 +23,7 @@ from tests.memory_limits import peak_memory
 from tests.ops.drawing import drawn
 from tests.ops.onednn.engine import ENGINES, fallbacks, needs_onednn, run_onednn
 from tests.ops.recurrent_layers import DIRECTIONS, Layer, layers
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_net, run_operator
 
 
 @pytest.mark.slow
@@ -81,8 +81,7 @@ def test_constant_weights_are_packed_and_give_the_same() -> None:
         workspace.feed_blob(name, array)
     for name in "wrb":
         workspace.get_blob(name).get(Tensor).freeze()
-    definition = operator_def("LSTM", names, ["y"], **layer.arguments())
-    definition.engine = "ONEDNN"
+    definition = operator_def("LSTM", names, ["y"], **layer.arguments(), engine="ONEDNN")
     with fallbacks() as reasons, SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
         net.run()
         peak = peak_memory(net.run)
@@ -99,8 +98,7 @@ def test_constant_weights_give_the_same(layer: Layer) -> None:
     for name in names[1:4]:
         workspace.get_blob(name).get(Tensor).freeze()
     definition = operator_def(layer.op_type, names, ["y"], **layer.arguments())
-    with SimpleNet(NetDef(name="n", op=[definition]), workspace) as net:
-        net.run()
+    run_net(workspace, definition)
     np.testing.assert_allclose(workspace.fetch_blob("y"), layer.expected()[0], rtol=1e-4, atol=1e-5)
 
 

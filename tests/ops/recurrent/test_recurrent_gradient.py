@@ -16,7 +16,7 @@ from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
 from tests.ops.recurrent_layers import DIRECTIONS, Layer
-from tests.ops.running import Array, operator_def, run_operator
+from tests.ops.running import Array, operator_def, run_operator, workspace_of
 
 KINDS: list[dict[str, Any]] = [{"op_type": "LSTM"}, {"op_type": "GRU"}, {"op_type": "GRU", "linear": True}]
 SMALL: dict[str, Any] = {"steps": 3, "batch": 2, "features": 3, "hidden": 2}
@@ -161,8 +161,7 @@ def test_a_second_run_allocates_no_tensor(kind: dict[str, Any], shorter: tuple[i
     definition = saving_definition(layer)
     given: list[str | None] = [None] * len(definition.output)
     given[0] = "dy"
-    workspace = Workspace()
-    workspace.feed_blob("dy", np.ones((30, 2, 32, 48), dtype))
+    workspace = workspace_of({"dy": np.ones((30, 2, 32, 48), dtype)})
     for name, array in zip(definition.input, layer.inputs(), strict=True):
         workspace.feed_blob(name, array if array.dtype == np.int32 else array.astype(dtype))
     made = gradient(definition, given)

@@ -11,7 +11,7 @@ from dagexec.core.device import Device
 from dagexec.errors import SchemaError
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.training.backward import add_gradient_operators
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_operator, workspace_of
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -23,9 +23,7 @@ def test_a_name_more_holds_the_same_values(op_type: str) -> None:
 
 
 def run(operators: list[OperatorDef], **feeds: np.ndarray) -> Workspace:
-    workspace = Workspace()
-    for name, array in feeds.items():
-        workspace.feed_blob(name, array)
+    workspace = workspace_of(feeds)
     with SimpleNet(NetDef(name="test", op=operators), workspace) as net:
         net.run()
     return workspace

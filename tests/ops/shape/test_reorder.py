@@ -77,8 +77,7 @@ def test_a_callers_memory_is_read_and_written_in_place_of_the_tensors() -> None:
     workspace = Workspace()
     image = np.random.default_rng(0).standard_normal((2, 16, 3, 5)).astype(np.float32)
     workspace.feed_blob("x", image)
-    definition = operator_def("Reorder", ["x"], ["y"], to_order="NCHW16c")
-    definition.engine = "ONEDNN"
+    definition = operator_def("Reorder", ["x"], ["y"], to_order="NCHW16c", engine="ONEDNN")
     op = create_operator(definition, workspace)
     step = op.bind(op.infer())
     step()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dagexec import NetDef, Workspace
 from dagexec.errors import DagexecError, OperatorError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_operator, workspace_of
 
 Array = npt.NDArray[Any]
 
@@ -109,8 +109,7 @@ def test_reshape_in_place_of_an_adopted_array_leaves_that_array_alone() -> None:
 
 
 def test_an_input_reshaped_in_place_may_be_fed_again_in_its_old_shape() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", counting((2, 3)))
+    workspace = workspace_of({"x": counting((2, 3))})
     with SimpleNet(NetDef(name="n", op=[operator_def("FlattenToVec", ["x"], ["x"])]), workspace) as net:
         net.run()
         for sign in (1, -1):
@@ -120,8 +119,7 @@ def test_an_input_reshaped_in_place_may_be_fed_again_in_its_old_shape() -> None:
 
 
 def test_a_net_that_writes_what_another_net_views_leaves_the_viewed_blob_alone() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", counting((2, 3)))
+    workspace = workspace_of({"x": counting((2, 3))})
     workspace.run_operator_once(operator_def("StopGradient", ["x"], ["y"]))
     workspace.run_operator_once(operator_def("ConstantFill", [], ["y"], shape=[2, 3], value=9.0))
     assert workspace.fetch_blob("x").tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -130,8 +128,7 @@ def test_a_net_that_writes_what_another_net_views_leaves_the_viewed_blob_alone()
 
 @pytest.mark.parametrize("op_type", ["Flatten", "FlattenToVec", "StopGradient"])
 def test_a_view_shares_the_storage_of_its_input_and_follows_it(op_type: str) -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", counting((2, 3)))
+    workspace = workspace_of({"x": counting((2, 3))})
     with SimpleNet(NetDef(name="view", op=[operator_def(op_type, ["x"], ["y"])]), workspace) as net:
         net.run()
         x, y = workspace.get_blob("x").tensor(), workspace.get_blob("y").tensor()
@@ -143,8 +140,7 @@ def test_a_view_shares_the_storage_of_its_input_and_follows_it(op_type: str) -> 
 
 
 def test_a_view_whose_blob_has_another_writer_copies() -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", counting((2, 3)))
+    workspace = workspace_of({"x": counting((2, 3))})
     ops = [operator_def("FlattenToVec", ["x"], ["y"]), operator_def("Relu", ["y"], ["y"])]
     workspace.feed_blob("x", -counting((2, 3)))
     with SimpleNet(NetDef(name="copy", op=ops), workspace) as net:
@@ -271,8 +267,7 @@ def test_shape_and_size_are_int64() -> None:
 @pytest.mark.parametrize("op_type", ["Copy", "EnsureCPUOutput"])
 @pytest.mark.parametrize("x", [counting((2, 3)), np.array([[b"a", b"bc"]], object), np.zeros((0, 2), np.float16)])
 def test_copy_has_memory_of_its_own(op_type: str, x: Array) -> None:
-    workspace = Workspace()
-    workspace.feed_blob("x", x)
+    workspace = workspace_of({"x": x})
     workspace.run_operator_once(operator_def(op_type, ["x"], ["y"]))
     np.testing.assert_array_equal(workspace.fetch_blob("y"), x)
     assert not workspace.get_blob("y").tensor().shares_storage_with(workspace.get_blob("x").tensor())

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dagexec import NetDef, Workspace
+from dagexec import NetDef
 from dagexec.core.gradient import gradient
 from dagexec.errors import ArgumentError, OperatorError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.gradient_checks import analytic_gradients, check_gradient
-from tests.ops.running import operator_def, run_operator
+from tests.ops.running import operator_def, run_operator, workspace_of
 
 Array = npt.NDArray[Any]
 
@@ -31,9 +31,7 @@ def test_integers_are_put_back_too() -> None:
 
 def test_a_slice_by_inputs_follows_their_values_in_every_run() -> None:
     check_gradient("Slice", [numbers((4, 3)), np.array([1, 0]), np.array([3, 2])], wanted=[0])
-    workspace = Workspace()
-    for name, value in {"x": np.zeros(4), "dy": np.ones(2), "starts": np.array([0]), "ends": np.array([2])}.items():
-        workspace.feed_blob(name, value)
+    workspace = workspace_of({"x": np.zeros(4), "dy": np.ones(2), "starts": np.array([0]), "ends": np.array([2])})
     definition = operator_def("SliceGradient", ["x", "starts", "ends", "dy"], ["dx"])
     with SimpleNet(NetDef(name="test", op=[definition]), workspace) as net:
         for start, expected in ((0, [1, 1, 0, 0]), (2, [0, 0, 1, 1])):
