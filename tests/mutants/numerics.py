@@ -72,6 +72,20 @@ MUTANTS = (
         ("tests/ops/elementwise/test_gradient_elementwise.py",),
     ),
     Mutant(
+        "what all members read of their row gets the gradient of one of them",
+        "dagexec/core/derivatives.py",
+        "part = times(part, ROW_COUNT) if part.is_of_row else row_sum(part)",
+        "part = part if part.is_of_row else row_sum(part)",
+        ("tests/core/test_derivatives.py",),
+    ),
+    Mutant(
+        "a kernel writes the results of all rows in one place",
+        "ops/kernels/row_expressions.py",
+        "place.set(place + (BYTES if is_row else self._members << 2))",
+        "place.set(place + (0 if is_row else self._members << 2))",
+        ("tests/ops/base/test_row_operators.py",),
+    ),
+    Mutant(
         "dropout scales by what is dropped",
         "ops/families/fill/dropout.py",
         "np.asarray(1 / (1 - ratio), work)",
