@@ -40,6 +40,7 @@ __all__ = [
     "RunCancelledError",
     "RunTimeoutError",
     "SchemaError",
+    "SessionBusyError",
     "SettingError",
     "ShapeError",
     "StorageError",
@@ -261,3 +262,7 @@ class QueueFullError(DagexecError):
         self.limit = limit
         self.queued = queued
         self.running = running
+
+
+class SessionBusyError(DagexecError):
+    """A session was asked for something while a run of it was under way."""

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,14 +55,16 @@ from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.run.run import waiting_time
-from dagexec.scheduler.workers.place import Place
+from dagexec.scheduler.workers.place import Place, beside
 
 if not TYPE_CHECKING:
     joining = LazyModule("dagexec.executor.batching.joining")
     metrics = LazyModule("dagexec.executor.telemetry.metrics")
     pictures = LazyModule("dagexec.core.drawing.pictures")
     plan = LazyModule("dagexec.plans.plan")
+    session = LazyModule("dagexec.executor.sessions.session")
     spans = LazyModule("dagexec.executor.telemetry.spans")
+    steps = LazyModule("dagexec.executor.sessions.steps")
     warm_up = LazyModule("dagexec.executor.warm_up")
 else:
     from dagexec.core.drawing import pictures
@@ -70,6 +72,9 @@ else:
     from dagexec.executor.batching import joining
     from dagexec.executor.batching.axes import BatchAxes
     from dagexec.executor.batching.joining import Batching
+    from dagexec.executor.sessions import session, steps
+    from dagexec.executor.sessions.session import Session
+    from dagexec.executor.sessions.steps import StepNets
     from dagexec.executor.telemetry import metrics, spans
     from dagexec.plans import plan
 
@@ -95,6 +100,7 @@ class Executor(ModelRunner):
         given_types: Callable[[], GivenTypes] | None = None,
         batch_axes: BatchAxes | None = None,
         origin: Origin | None = None,
+        parameters: Workspace | None = None,
     ) -> None:
         """Called by `compile`. `given` is the model before it was rewritten, or None if it was not.
 
@@ -122,7 +128,7 @@ class Executor(ModelRunner):
         self._batch_axes = batch_axes
         self._origin = origin
         self._now = threads().monotonic
-        self._open(None, place or new_place(model, options))
+        self._open(parameters, place or new_place(model, options))
         if options.warm_start is not False:
             try:
                 self._warm_up_with_zeros(None if options.warm_start is True else options.warm_start)
@@ -180,14 +186,16 @@ class Executor(ModelRunner):
 
         Whether a result is a sequence or an optional is known after a run or a warm-up.
         """
-        types = GivenTypes.of(self._source) if self._given_types is None else self._given_types()
-        infos = types.output_info(self.inputs, self.outputs)
+        infos = self._types_as_given().output_info(self.inputs, self.outputs)
         blobs = self._replicas.members[0].workspace
         for name, info in infos.items():
             value = blobs.get_blob(name).value if blobs.has_blob(name) else None
             if isinstance(value, Variant) and not isinstance(value.content, np.ndarray):
                 infos[name] = replace(info, is_sequence=value.content is not None, is_optional=value.content is None)
         return infos
+
+    def _types_as_given(self) -> GivenTypes:
+        return GivenTypes.of(self._source) if self._given_types is None else self._given_types()
 
     def _run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
         given = feeds
@@ -240,6 +248,28 @@ class Executor(ModelRunner):
             self._warm_up_with_zeros(None)
         else:
             self._warm_up(named_feeds(self.model.name, feeds, self._interface.needed))
+
+    def session(self, states: Mapping[str, str] | None = None) -> Session:
+        """Runs that follow one another, in which outputs are inputs of the next: caches and states stay in the session.
+
+        `states` says which output each such input is fed, by default what their names tell (`states_by_name`).
+        Raises FeedError for names that the model does not have.
+        """
+        return session.Session(self, self._types_as_given(), self._steps, states)
+
+    @cached_property
+    def _steps(self) -> StepNets:
+        """The nets of its sessions' steps."""
+        return steps.StepNets(self.model.changed(parameters=self._parameters.outlines()), self._beside)
+
+    def _beside(self, model: Model) -> Executor:
+        """An executor of a net with the same parameters and some of its own, on the same workers."""
+        parameters = Workspace(parent=self._replicas.parameters)
+        for name, array in model.parameters.items():
+            if not parameters.has_blob(name):
+                parameters.adopt_blob(name, array)
+        options = replace(self._options, tuning_seconds=0.0, warm_start=False, max_batch=1, batch_padding=None)
+        return Executor(model, options, place=beside(self._place), parameters=parameters)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the decisions of the compiler as a plan, a file that `dagexec.open` opens at little cost
@@ -369,6 +399,7 @@ class Executor(ModelRunner):
             )
         runtime_of(self._options.default_device)
         old, finalizer = self._replicas, self._finalizer
+        self.__dict__.pop("_steps", None)
         self._open(old.parameters, new_place(self.model, self._options))  # the threads that it had are the parent's
         finalizer.detach()
         old.close()
@@ -497,6 +528,8 @@ class Executor(ModelRunner):
         return wait.wait(seconds)
 
     def _release(self) -> None:
+        if "_steps" in self.__dict__:
+            self._steps.close()
         self._place.leave()
         self._dispatcher.give_back_arenas()
         self._replicas.close()

@@ -68,8 +68,12 @@ class GivenTypes:
             for name, info in inputs.items()
             if info.shape is not None and not info.is_sequence
         }
+        return self.blobs(input_types)
+
+    def blobs(self, inputs: Mapping[str, TensorType]) -> Mapping[str, TensorType | None] | None:
+        """Types of all blobs for inputs of these types; None where inference refuses them."""
         try:
-            return infer_listed(self.name, self.operators, {**self.types, **input_types}, self.values).blobs
+            return infer_listed(self.name, self.operators, {**self.types, **inputs}, self.values).blobs
         except DagexecError:
             return None
 

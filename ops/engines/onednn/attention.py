@@ -79,7 +79,7 @@ class FusedAttention(OneDNNOperator, fused.FusedAttention):
             shape = (*array.shape[:-1], sizes.keys)
             laid = self.working_memory(math.prod(shape) * _FLOAT).view(dtype).reshape(shape)
             show = partial(np.copyto, laid, array, casting="unsafe")
-            before.append(show if shown is None else partial(_show, array, shown, laid))
+            before.append(show if shown is None else partial(shown_bits, array, shown, laid))
             array = laid
         return np.broadcast_to(array, sizes.scores)
 
@@ -341,7 +341,7 @@ class _Heads:
         return kernel, address_of(scores), bias, mask, fields
 
 
-def _show(mask: Array, shown: bool, target: Array) -> None:
+def shown_bits(mask: Array, shown: bool, target: Array) -> None:
     """Set all bits of `target` where the mask is `shown`, none elsewhere."""
     np.not_equal(mask, not shown, out=target, casting="unsafe")
     np.negative(target, out=target)

@@ -1,0 +1,532 @@
+"""The net of one step of a decoder: its caches stay where they are, and its length is a number that a run reads.
+
+It is made of a compiled net for one size of its inputs and for so many positions that there is room for. A blob *grows*
+where an axis of it is as long as the cache: it gets the size for a full cache, and what lies behind the positions that
+there are is never read. Sizes that the net asks for with `Shape` are sums of a number and a multiple of the length;
+operators that would make tensors of such sizes make them full. A Concat of past and new keys, one of values, and the
+FusedAttention that reads both become `CachedAttention`.
+
+Growing blobs may only go where each of their elements goes its own way: element-wise operators, views and permutations,
+and masks of attention. A net in which they go elsewhere has no such net.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.core.arguments import shared
+from dagexec.core.dtypes import FLOAT32, INT64, from_numpy
+from dagexec.core.evaluation import evaluated
+from dagexec.core.inferred_types import output_types
+from dagexec.core.model import InputInfo, Model
+from dagexec.core.node import Node, new_node
+from dagexec.core.registry import schema_of
+from dagexec.core.row_axes import rule_of
+from dagexec.core.rows import elementwise, keeps_axes
+from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.errors import DagexecError
+from dagexec.ops.families.attention.cached import CACHED_ATTENTION
+from dagexec.ops.families.attention.fused import FUSED_ATTENTION
+from dagexec.platform.records import dataclass
+
+Array = npt.NDArray[Any]
+
+CACHE, LENGTH = "session/cache", "session/length"
+"""Inputs of the net: the number of the caches, and how many positions they hold."""
+
+_MOST_ELEMENTS = 1 << 17
+"""Of contents that are followed."""
+
+_PICKING = frozenset(("Gather", "GatherND"))
+_LINEAR = frozenset(("Add", "Sub", "Concat", "ExpandDims", "Squeeze", "Transpose", "Copy"))
+"""Operators of which outputs are sums as inputs are."""
+
+_LINEAR_IN_FIRST = frozenset(("Gather", "Slice", "Reshape", "Cast"))
+"""The same of input 0."""
+
+
+class NotSteppingError(Exception):
+    """A net has no net of a step; the message says why."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Numbers that follow from the length: base + slope * length."""
+
+    base: Array
+    slope: Array
+
+    @property
+    def is_constant(self) -> bool:
+        """They do not."""
+        return not self.slope.any()
+
+    def at(self, length: int) -> Array:
+        """Them for a length."""
+        result: Array = self.base + self.slope * length
+        return result
+
+
+def _are_equal(one: Sum, other: Sum) -> Sum | None:
+    """Whether sums are the same number; None where that is so at some lengths alone."""
+    base, slope = np.broadcast_arrays(one.base - other.base, one.slope - other.slope)
+    never = (base * slope >= 0) & (base != 0)
+    if not (never | ((base == 0) & (slope == 0))).all():
+        return None
+    return Sum(~never, np.zeros(never.shape, np.int64))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a blob.
+
+    Attributes:
+        type: with a full cache.
+        grows: the axis that is as long as the cache, and by how much it is longer; None where there is none.
+        content: its elements, where they follow from the length alone, and are few.
+        varies: it depends on the length.
+        cached: the state, and the blob that is put behind it, whose Concat this is.
+    """
+
+    type: TensorType
+    grows: tuple[int, int] | None = None
+    content: Sum | None = None
+    varies: bool = False
+    cached: tuple[str, str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What an attention keeps: inputs of the model, whose axes are in this order batch, heads, positions, elements."""
+
+    keys: str
+    values: str
+    key_axes: tuple[int, ...]
+    value_axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """A net of one step.
+
+    Attributes:
+        model: it; without the states that are caches among inputs and outputs.
+        layers: what its caches hold.
+        growing: of inputs, the axis that is as long as the cache, and by how much it is longer.
+    """
+
+    model: Model
+    layers: Sequence[Layer]
+    growing: Mapping[str, tuple[int, int]]
+
+
+def stepping_net(
+    model: Model,
+    states: Mapping[str, str],
+    types: Mapping[str, TensorType],
+    growing: Mapping[str, tuple[int, int]],
+    length: int,
+) -> Stepping:
+    """The net of a step in which the cache comes to hold up to `length` positions and those that are added.
+
+    `states` says which output becomes each input that is a cache; `types` are those of the inputs with `length`
+    positions in it, `growing` the axes that are as long. Raises NotSteppingError.
+    """
+    return _Stepping(model, states, types, growing, length).made()
+
+
+class _Stepping:
+    """A net of a step in the making."""
+
+    def __init__(
+        self,
+        model: Model,
+        states: Mapping[str, str],
+        types: Mapping[str, TensorType],
+        growing: Mapping[str, tuple[int, int]],
+        length: int,
+    ) -> None:
+        self._model, self._states, self._length = model, states, length
+        self._growing = growing
+        self._known: dict[str, Known] = {}
+        for name, array in model.parameters.items():
+            kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
+            few = array.dtype.kind in "iub" and array.size <= _MOST_ELEMENTS
+            content = Sum(np.asarray(array), np.zeros(array.shape, np.int64)) if few else None
+            self._known[name] = Known(kind, content=content)
+        for name, kind in types.items():
+            self._known[name] = Known(kind, growing.get(name), varies=name in growing)
+        self._known[LENGTH] = Known(
+            TensorType((1,), INT64), content=Sum(np.zeros(1, np.int64), np.ones(1, np.int64)), varies=True
+        )
+        self._known[CACHE] = Known(TensorType((1,), INT64), varies=True)
+        self._nodes: list[Node] = []
+        self._constants: dict[str, Array] = {}
+        self._layers: list[Layer] = []
+        self._numbers = itertools.count()
+        self._unwritten: set[str] = set()
+        self._aliases: dict[str, str] = {}
+
+    def made(self) -> Stepping:
+        """It. Raises NotSteppingError."""
+        model = self._model
+        for node in model.program.op:
+            self._follow(node)
+        left = set(self._states) - {name for layer in self._layers for name in (layer.keys, layer.values)}
+        if left or not self._layers:
+            raise NotSteppingError(f"no attention reads the cache {sorted(left)}")
+        outputs = tuple(name for name in model.outputs if name not in self._states.values())
+        for name in outputs:
+            if name in self._unwritten:
+                raise NotSteppingError(f"output {name!r} follows from the length alone")
+            if self._known[name].grows or self._known[name].cached:
+                raise NotSteppingError(f"output {name!r} grows")
+        inputs = {name: info for name, info in model.inputs.items() if name not in self._states}
+        number = InputInfo(INT64, (1,))
+        program = type(model.program)(tuple(self._nodes), model.program.header)
+        parameters = {**model.parameters, **self._constants}
+        made = model.changed(
+            net=program, outputs=outputs, parameters=parameters, inputs={**inputs, CACHE: number, LENGTH: number}
+        )
+        return Stepping(made, tuple(self._layers), {k: v for k, v in self._growing.items() if k not in self._states})
+
+    def _follow(self, node: Node) -> None:
+        """Put an operator, or what does its work, into the net, and find out what is known of its outputs."""
+        for name in node.input:
+            if name not in self._known:
+                raise NotSteppingError(f"{node.type}: nothing is known of {name!r}")
+        inputs = [self._known[name] for name in node.input]
+        if any(one.cached for one in inputs):
+            self._attend(node, inputs)
+        elif node.type == "Concat" and node.input[0] in self._states and inputs[0].grows:
+            self._append(node, inputs)
+        elif node.type in ("Shape", "Size") and inputs[0].grows:
+            self._measure(node, inputs[0])
+        elif node.type == "Range" and any(one.varies for one in inputs):
+            self._count(node, inputs)
+        elif self._is_sized_by_length(node, inputs):
+            self._fill(node, inputs)
+        else:
+            self._keep(node, inputs)
+
+    def _is_sized_by_length(self, node: Node, inputs: Sequence[Known]) -> bool:
+        read = schema_of(node.type).values_read(node)
+        return any(inputs[index].varies for index in read if index < len(inputs))
+
+    def _keep(self, node: Node, inputs: Sequence[Known]) -> None:
+        """An operator that stays as it is."""
+        schema = schema_of(node.type)
+        growing = [one for one in inputs if one.grows]
+        types = self._types(node, [one.type for one in inputs], [one.content for one in inputs])
+        grows: tuple[int, int] | None = None
+        if growing:
+            if node.type == "Transpose" or (schema.is_view(node) and len(inputs) == 1):
+                grows = self._moved(node, inputs[0])
+            elif node.type in _PICKING:
+                grows = self._picked(node, inputs, len(types[0].shape))
+            elif node.type == "Concat":
+                grows = self._side_by_side(node, inputs)
+            elif rule_of(schema) in (elementwise, keeps_axes) and len(types) == 1:
+                ends = {(one.grows[0] - len(one.type.shape), one.grows[1]) for one in growing if one.grows is not None}
+                if len(ends) > 1:
+                    raise NotSteppingError(f"{node.type} joins axes of several lengths")
+                (place, more), rank = ends.pop(), len(types[0].shape)
+                grows = place + rank, more
+                sizes = {one.type.shape[place] for one in inputs if len(one.type.shape) >= -place}
+                if not sizes <= {1, types[0].shape[place + rank]}:
+                    raise NotSteppingError(f"{node.type} joins axes of several lengths")
+                if any(not one.grows and self._size(one, place) > 1 for one in inputs):
+                    raise NotSteppingError(f"{node.type} joins what grows with what does not")
+            else:
+                raise NotSteppingError(f"{node.type} reads {node.input[0]!r}, which grows")
+        contents = self._contents(node, inputs, types) or [None] * len(types)
+        is_followed = not schema.effects and None not in contents
+        if not is_followed:
+            self._put(node)
+        varies = any(one.varies for one in inputs)
+        for name, kind, content in zip(node.output, types, contents, strict=True):
+            self._learn(name, Known(kind, grows, content, varies and (content is None or not content.is_constant)))
+            if is_followed:
+                self._unwritten.add(name)
+
+    def _put(self, node: Node) -> None:
+        """Have an operator in the net, which reads what has to be there for it."""
+        for name in node.input:
+            if name in self._unwritten:
+                self._write(name)
+        names = [self._aliases.get(name, name) for name in node.input]
+        if names != list(node.input):
+            node = Node(node.type, names, node.output, node.values, name=node.name, engine=node.engine)
+        self._nodes.append(node)
+
+    def _learn(self, name: str, known: Known) -> None:
+        """A blob is written."""
+        self._known[name] = known
+        self._unwritten.discard(name)
+        self._aliases.pop(name, None)
+
+    @staticmethod
+    def _size(one: Known, place: int) -> int:
+        shape = one.type.shape
+        return shape[place] if len(shape) >= -place else 1
+
+    def _types(self, node: Node, types: Sequence[TensorType], contents: Sequence[Sum | None]) -> Sequence[TensorType]:
+        schema = schema_of(node.type)
+        if not schema.can_infer(node) or schema.sub_nets or schema.handles:
+            raise NotSteppingError(f"what {node.type} makes is not known before a run")
+        read = schema.values_read(node)
+        values = tuple(
+            None if index not in read or content is None else content.at(self._length)
+            for index, content in enumerate(contents)
+        )
+        call = OperatorCall(node, node.arguments(node.type), tuple(types), values, node.type)
+        try:
+            return output_types(call, schema)
+        except DagexecError as error:
+            raise NotSteppingError(f"{node.type}: {error}") from None
+
+    def _moved(self, node: Node, source: Known) -> tuple[int, int]:
+        """Where the axis that grows is in the result of a view or a permutation."""
+        assert source.grows is not None
+        axis, more = source.grows
+        shape = list(source.type.shape)
+        size = shape[axis] = max(shape) + 1
+        (kind,) = self._types(node, [TensorType(tuple(shape), source.type.meta)], [None])
+        if size not in kind.shape:
+            raise NotSteppingError(f"{node.type} mixes an axis that grows with others")
+        place = kind.shape.index(size)
+        if node.type != "Transpose" and math.prod(shape[:axis]) != math.prod(kind.shape[:place]):
+            raise NotSteppingError(f"{node.type} mixes an axis that grows with others")
+        return place, more
+
+    def _picked(self, node: Node, inputs: Sequence[Known], rank: int) -> tuple[int, int] | None:
+        """Where the result grows of an operator that picks elements by indices, which are numbers of positions.
+
+        An index of a position that there is leads to an element that there is.
+        """
+        data, indices = inputs
+        arguments = node.arguments(node.type)
+        if node.type == "Gather":
+            picked = [arguments.int("axis", 0) % len(data.type.shape)]
+        else:
+            picked = list(range(indices.type.shape[-1])) if not arguments.int("batch_dims", 0) else []
+        if data.grows and data.grows[0] not in picked:
+            raise NotSteppingError(f"{node.type} keeps an axis of {node.input[0]!r} that grows")
+        if indices.grows is None:
+            return None
+        self._require_inside(node, data, indices, picked)
+        axis, more = indices.grows
+        if node.type == "GatherND" and axis == len(indices.type.shape) - 1:
+            raise NotSteppingError(f"{node.type} takes indices {node.input[1]!r} of a length that grows")
+        return axis + (picked[0] if node.type == "Gather" else 0), more
+
+    def _require_inside(self, node: Node, data: Known, indices: Known, axes: Sequence[int]) -> None:
+        """Raise NotSteppingError unless all indices, with full caches, lead to elements that are in memory then."""
+        sizes = np.array([data.type.shape[axis] for axis in axes])
+        content = indices.content
+        if content is None or not content.is_constant or ((content.base < -sizes) | (content.base >= sizes)).any():
+            raise NotSteppingError(f"{node.type} picks of {node.input[0]!r} what may not be there")
+
+    def _side_by_side(self, node: Node, inputs: Sequence[Known]) -> tuple[int, int]:
+        """Where the result of a Concat along another axis grows."""
+        grows = {one.grows for one in inputs}
+        axis = node.arguments(node.type).int("axis", 1) % len(inputs[0].type.shape)
+        common = grows.pop()
+        if grows or common is None or common[0] == axis or node.arguments(node.type).bool("add_axis"):
+            raise NotSteppingError("Concat joins what grows with what does not")
+        return common
+
+    def _contents(
+        self, node: Node, inputs: Sequence[Known], types: Sequence[TensorType]
+    ) -> Sequence[Sum | None] | None:
+        """The outputs' elements, where they follow from the length alone."""
+        schema = schema_of(node.type)
+        if any(kind.elements > _MOST_ELEMENTS or kind.meta.numpy.kind not in "iub" for kind in types):
+            return None
+        if schema.from_types is not None:
+            call = OperatorCall(node, node.arguments(node.type), (inputs[0].type,), (None,), node.type)
+            return [Sum(array, np.zeros(array.shape, np.int64)) for array in map(np.asarray, schema.from_types(call))]
+        sums = [one.content for one in inputs]
+        if any(one is None for one in sums) or schema.effects:
+            return None
+        known = [one for one in sums if one is not None]
+        varying = [one for one in known if not one.is_constant]
+        bases = [one.base for one in known]
+        if not varying:
+            return [Sum(base, np.zeros(base.shape, np.int64)) for base in self._evaluated(node, bases)]
+        if node.type == "EQ":
+            return [_are_equal(*known)]
+        if node.type == "Where" and known[0].is_constant:
+            _, one, other = known
+            return [Sum(np.where(bases[0], one.base, other.base), np.where(bases[0], one.slope, other.slope))]
+        if node.type in _LINEAR:
+            slopes = [one.slope for one in known]
+        elif len(varying) == 1 and (node.type == "Mul" or (node.type in _LINEAR_IN_FIRST and varying[0] is known[0])):
+            slopes = [one.base if one.is_constant else one.slope for one in known]
+        else:
+            return [None] * len(types)
+        if types[0].meta is not INT64:
+            return [None] * len(types)
+        return [Sum(*pair) for pair in zip(self._evaluated(node, bases), self._evaluated(node, slopes), strict=True)]
+
+    @staticmethod
+    def _evaluated(node: Node, arrays: Iterable[Array]) -> list[Array]:
+        names = [f"in{index}" for index in range(len(node.input))]
+        outputs = [f"out{index}" for index in range(len(node.output))]
+        try:
+            return evaluated(Node(node.type, names, outputs, node.values), dict(zip(names, arrays, strict=True)))
+        except DagexecError as error:
+            raise NotSteppingError(f"{node.type}: {error}") from None
+
+    def _constant(self, array: Array) -> str:
+        """A parameter of the net."""
+        name = f"session/{next(self._numbers)}"
+        self._constants[name] = array
+        kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
+        self._known[name] = Known(kind, content=Sum(array, np.zeros(array.shape, np.int64)))
+        return name
+
+    def _write(self, name: str) -> None:
+        """Have a blob in the net whose elements follow from the length."""
+        self._unwritten.discard(name)
+        content = self._known[name].content
+        assert content is not None
+        if content.is_constant:
+            self._aliases[name] = self._constant(content.base)
+            return
+        product, length = f"session/{next(self._numbers)}", LENGTH
+        if not content.base.ndim:
+            length = f"session/{next(self._numbers)}"
+            self._nodes.append(new_node("Squeeze", [LENGTH], [length], dims=[0]))
+        self._nodes.append(new_node("Mul", [self._constant(content.slope), length], [product]))
+        self._nodes.append(new_node("Add", [product, self._constant(content.base)], [name]))
+
+    def _follows(self, name: str, content: Sum, grows: tuple[int, int] | None = None) -> None:
+        """A blob whose elements follow from the length."""
+        kind = TensorType(tuple(content.base.shape), INT64)
+        self._learn(name, Known(kind, grows, content, not content.is_constant or grows is not None))
+        self._unwritten.add(name)
+
+    def _measure(self, node: Node, source: Known) -> None:
+        """Shape and Size, of what grows."""
+        assert source.grows is not None
+        schema, (axis, more) = schema_of(node.type), source.grows
+        assert schema.from_types is not None
+        arrays = []
+        for size in (more, more + 1):
+            shape = list(source.type.shape)
+            shape[axis] = size
+            kind = TensorType(tuple(shape), source.type.meta)
+            call = OperatorCall(node, node.arguments(node.type), (kind,), (None,), node.type)
+            arrays.append(np.asarray(schema.from_types(call)[0]))
+        self._follows(node.output[0], Sum(arrays[0], arrays[1] - arrays[0]))
+
+    def _count(self, node: Node, inputs: Sequence[Known]) -> None:
+        """Range: as many numbers as with a full cache, from where it begins."""
+        contents = [one.content for one in inputs]
+        if len(contents) != 3 or any(one is None for one in contents):
+            raise NotSteppingError("Range begins or ends with what only a run knows")
+        start, limit, delta = (one for one in contents if one is not None)
+        if not delta.is_constant or delta.base != 1 or start.base.size != 1:
+            raise NotSteppingError("Range has steps that vary")
+        more, slope = int(limit.base - start.base), int(limit.slope - start.slope)
+        if slope not in (0, 1):
+            raise NotSteppingError(f"Range has {slope} numbers a position")
+        count = more + slope * self._length
+        zeros = np.zeros(count, np.int64)
+        content = Sum(np.arange(count) + int(start.base), zeros + int(start.slope))
+        self._follows(node.output[0], content, (0, more) if slope else None)
+
+    def _fill(self, node: Node, inputs: Sequence[Known]) -> None:
+        """Operators that are told the shape of what they make: they make it full."""
+        schema = schema_of(node.type)
+        read = [index for index in schema.values_read(node) if inputs[index].varies]
+        sums = {index: inputs[index].content for index in read}
+        data = [one for index, one in enumerate(inputs) if index not in read and one.grows]
+        if node.type not in ("Expand", "Reshape", "ConstantFill", "ConstantOfShape") or None in sums.values():
+            raise NotSteppingError(f"{node.type} makes what is as large as only a run knows")
+        types = {
+            length: self._types(
+                node,
+                [self._shaped(one, length) for one in inputs],
+                [None if one is None else Sum(one.at(length), one.slope * 0) for one in (i.content for i in inputs)],
+            )[0]
+            for length in (self._length, self._length + 1)
+        }
+        full, longer = types[self._length], types[self._length + 1]
+        axes = [axis for axis, sizes in enumerate(zip(full.shape, longer.shape, strict=True)) if sizes[0] != sizes[1]]
+        if len(axes) > 1 or (axes and longer.shape[axes[0]] - full.shape[axes[0]] != 1):
+            raise NotSteppingError(f"{node.type} makes what grows along {len(axes)} axes")
+        grows = (axes[0], full.shape[axes[0]] - self._length) if axes else None
+        if node.type == "Reshape" and data:
+            (axis, _), *_ = (one.grows for one in data if one.grows is not None)
+            before = data[0].type.shape[:axis], full.shape[: axes[0]] if axes else ()
+            if not axes or math.prod(before[0]) != math.prod(before[1]):
+                raise NotSteppingError("Reshape mixes an axis that grows with others")
+        elif data and (grows is None or any(self._ends(one, len(full.shape)) != grows for one in data)):
+            raise NotSteppingError(f"{node.type} joins axes of several lengths")
+        names = list(node.input)
+        for index, content in sums.items():
+            assert content is not None
+            names[index] = self._constant(content.at(self._length))
+        made = Node(node.type, names, node.output, node.values, name=node.name, engine=node.engine)
+        contents = self._contents(made, [self._known[name] for name in names], [full])
+        if contents is not None and contents[0] is not None:
+            self._learn(node.output[0], Known(full, grows, contents[0], not contents[0].is_constant))
+            self._unwritten.add(node.output[0])
+        else:
+            self._put(made)
+            self._learn(node.output[0], Known(full, grows, varies=any(one.varies for one in inputs)))
+
+    def _shaped(self, one: Known, length: int) -> TensorType:
+        if one.grows is None:
+            return one.type
+        axis, more = one.grows
+        return TensorType((*one.type.shape[:axis], length + more, *one.type.shape[axis + 1 :]), one.type.meta)
+
+    @staticmethod
+    def _ends(one: Known, rank: int) -> tuple[int, int] | None:
+        return None if one.grows is None else (one.grows[0] + rank - len(one.type.shape), one.grows[1])
+
+    def _append(self, node: Node, inputs: Sequence[Known]) -> None:
+        """A Concat of past and new positions: nothing happens before attention reads it."""
+        state, (axis, more) = node.input[0], inputs[0].grows or (0, 0)
+        rank = len(inputs[0].type.shape)
+        joined = node.arguments(node.type).int("axis", 1) % rank
+        if len(inputs) != 2 or joined != axis or more or inputs[1].grows or inputs[0].type.meta is not FLOAT32:
+            raise NotSteppingError(f"Concat puts more than new positions behind {state!r}")
+        if self._states[state] != node.output[0]:
+            raise NotSteppingError(f"state {state!r} becomes {self._states[state]!r}, not what is put behind it")
+        (kind,) = self._types(node, [one.type for one in inputs], [None, None])
+        cached = state, node.input[1], inputs[1].type.shape
+        self._learn(node.output[0], Known(kind, (axis, inputs[1].type.shape[axis]), None, True, cached))
+
+    def _attend(self, node: Node, inputs: Sequence[Known]) -> None:
+        """FusedAttention over caches."""
+        operands = inputs[1:3]
+        if node.type != FUSED_ATTENTION or not all(one.cached for one in operands):
+            raise NotSteppingError(f"{node.type} reads a cache")
+        arguments = node.arguments(node.type)
+        keys, values = (one.cached for one in operands if one.cached)
+        axes = [tuple(arguments.ints(name)) or (0, 1, 2, 3) for name in ("k_axes", "v_axes")]
+        for order, one in zip(axes, operands, strict=True):
+            if one.grows is None or order[2] != one.grows[0]:
+                raise NotSteppingError("positions of a cache are not those of attention")
+        added = operands[0].grows[1] if operands[0].grows else 0
+        masks = inputs[3:]
+        for one in masks:
+            if self._ends(one, 4) != (3, added):
+                raise NotSteppingError("a mask has not one column for each position")
+        names = [node.input[0], keys[1], values[1], CACHE, LENGTH, *node.input[3:]]
+        values_of_node = shared({**node.values, "keys": keys[0].encode(), "values": values[0].encode()})
+        made = Node(CACHED_ATTENTION, names, node.output, values_of_node, name=node.name)
+        (kind,) = self._types(made, [self._known[name].type for name in names], [None] * len(names))
+        self._put(made)
+        self._layers.append(Layer(keys[0], values[0], axes[0], axes[1]))
+        self._learn(node.output[0], Known(kind, varies=True))

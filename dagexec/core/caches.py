@@ -1,0 +1,98 @@
+"""Caches: the keys and values of a decoder's attention, which stay where they are while positions are put behind them.
+
+A session (`dagexec.executor.session`) holds one and lets nets of its executor reach it by a number, as a net is fed
+arrays alone. Numbers are drawn at random: a net that was not given one finds nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.errors import MissingBlobError
+from dagexec.platform.host_memory import check_fits
+from dagexec.platform.threads import threads
+
+Array = npt.NDArray[Any]
+
+_LINE = 16
+"""Elements of a cache line, by which rows of keys are longer than they need be: as many bytes as a power of two apart
+they would contend for few places of the first cache."""
+
+
+class Caches:
+    """Of one session.
+
+    Attributes:
+        number: by which `caches_of` finds it.
+        keys: by layer, float32 [batch, heads, elements, capacity]: positions are next to each other.
+        values: by layer, float32 [batch, heads, capacity, elements].
+        capacity: how many positions there is room for.
+    """
+
+    def __init__(self) -> None:
+        self.number = secrets.randbits(62)
+        self.keys: dict[str, Array] = {}
+        self.values: dict[str, Array] = {}
+        self.capacity = 0
+        self._sessions = 1
+        self._lock = threads().lock()
+        _all[self.number] = self
+
+    @property
+    def is_shared(self) -> bool:
+        """Several sessions have them, so that none may write to them."""
+        return self._sessions > 1
+
+    def share(self) -> None:
+        """One more session has them; none writes to them from now on."""
+        with self._lock:
+            self._sessions += 1
+
+    def leave(self) -> bool:
+        """A session that had others beside it has them no more. False for the only one."""
+        with self._lock:
+            is_shared = self._sessions > 1
+            self._sessions -= is_shared
+        return is_shared
+
+    def take(self, keys: Mapping[str, Array], values: Mapping[str, Array], length: int, capacity: int) -> None:
+        """Have room for `capacity` positions, and these `length` in it: [batch, heads, positions, elements] by layer.
+
+        Raises ResourceError when the machine cannot hold them.
+        """
+        arrays = [*keys.values(), *values.values()]
+        nbytes = sum(array.nbytes // max(1, array.shape[2]) * capacity for array in arrays)
+        check_fits(nbytes, f"caches of {capacity} positions")
+        made_keys, made_values = dict[str, Array](), dict[str, Array]()
+        for layer, array in keys.items():
+            batch, heads, _, elements = array.shape
+            whole = np.empty((batch, heads, elements, capacity + _LINE), np.float32)
+            made_keys[layer] = whole[..., :capacity]
+            made_keys[layer][..., :length] = array[:, :, :length].swapaxes(2, 3)
+        for layer, array in values.items():
+            batch, heads, _, elements = array.shape
+            made_values[layer] = np.empty((batch, heads, capacity, elements), np.float32)
+            made_values[layer][:, :, :length] = array[:, :, :length]
+        self.keys, self.values, self.capacity = made_keys, made_values, capacity
+
+    def held(self, length: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Keys and values of the first `length` positions, [batch, heads, positions, elements] by layer: views."""
+        keys = {layer: array[..., :length].swapaxes(2, 3) for layer, array in self.keys.items()}
+        return keys, {layer: array[:, :, :length] for layer, array in self.values.items()}
+
+
+_all: WeakValueDictionary[int, Caches] = WeakValueDictionary()
+
+
+def caches_of(number: int, label: str) -> Caches:
+    """The caches with this number. Raises MissingBlobError, naming the operator `label`, when there are none."""
+    found = _all.get(number)
+    if found is None:
+        raise MissingBlobError(f"{label}: there are no caches with this number; only sessions have some")
+    return found

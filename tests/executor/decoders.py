@@ -1,0 +1,128 @@
+"""Small decoders in ONNX with their caches as inputs, as exporters write them, and onnxruntime as who runs them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Array = npt.NDArray[Any]
+
+LAYERS, HEADS, KEY_HEADS, WIDTH, WORDS = 2, 4, 2, 48, 60
+ELEMENTS = WIDTH // HEADS
+CACHES = [f"past_{kind}.{layer}" for layer in range(LAYERS) for kind in ("key", "value")]
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, Array] = {}
+        self._random = np.random.default_rng(3)
+        self._numbers = itertools.count()
+
+    def node(self, kind: str, *inputs: str, to: str = "", **arguments: Any) -> str:
+        output = to or f"v{next(self._numbers)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [output], **arguments))
+        return output
+
+    def constant(self, value: Any, dtype: type = np.int64) -> str:
+        name = f"c{next(self._numbers)}"
+        self.weights[name] = np.array(value, dtype)
+        return name
+
+    def weight(self, *shape: int) -> str:
+        return self.constant(self._random.standard_normal(shape) * shape[0] ** -0.5, np.float32)
+
+
+def decoder(batch: int | str = "batch", *, masked: bool = False, mixed: bool = False) -> onnx.ModelProto:
+    """Tokens `ids` [batch, new], caches [batch, heads, past, elements], with fewer heads than queries have.
+
+    Positions and a causal mask follow from the caches' length; `masked` adds an input `attention_mask` [batch, past +
+    new] of int64, `mixed` an output that is the mean of a cache, so that it cannot stay where it is.
+    """
+    w = _Writer()
+    past = w.node("Gather", w.node("Shape", CACHES[0]), w.constant(2))
+    new = w.node("Gather", w.node("Shape", "ids"), w.constant(1))
+    total = w.node("Add", past, new)
+    positions = w.node("Range", past, total, w.constant(1))
+    columns = w.node("Range", w.constant(0), total, w.constant(1))
+    hidden = w.node(
+        "Greater", w.node("Unsqueeze", columns, w.constant([0])), w.node("Unsqueeze", positions, w.constant([1]))
+    )
+    if masked:
+        padding = w.node("Equal", w.node("Gather", "attention_mask", columns, axis=1), w.constant(0))
+        hidden = w.node("Or", hidden, w.node("Unsqueeze", padding, w.constant([1, 2])))
+        sizes = [w.node("Slice", w.node("Shape", "ids"), w.constant([0]), w.constant([1])), w.constant([1])]
+        sizes += [w.node("Unsqueeze", one, w.constant([0])) for one in (new, total)]
+        hidden = w.node("Expand", hidden, w.node("Concat", *sizes, axis=0))
+    mask = w.node("Where", hidden, w.constant(-1e9, np.float32), w.constant(0, np.float32))
+    x = w.node(
+        "Add", w.node("Gather", w.weight(WORDS, WIDTH), "ids"), w.node("Gather", w.weight(512, WIDTH), positions)
+    )
+    split = w.constant([0, 0, -1, ELEMENTS])
+    for layer in range(LAYERS):
+        q, k, v = (
+            w.node("Transpose", w.node("Reshape", w.node("MatMul", x, w.weight(WIDTH, size)), split), perm=[0, 2, 1, 3])
+            for size in (WIDTH, KEY_HEADS * ELEMENTS, KEY_HEADS * ELEMENTS)
+        )
+        caches = [
+            w.node("Concat", f"past_{kind}.{layer}", one, to=f"present_{kind}.{layer}", axis=2)
+            for kind, one in (("key", k), ("value", v))
+        ]
+        keys, values = (_repeated(w, one) for one in caches)
+        scores = w.node("MatMul", q, w.node("Transpose", keys, perm=[0, 1, 3, 2]))
+        scaled = w.node("Mul", scores, w.constant(ELEMENTS**-0.5, np.float32))
+        weights = w.node("Softmax", w.node("Add", scaled, mask), axis=-1)
+        mixture = w.node("Transpose", w.node("MatMul", weights, values), perm=[0, 2, 1, 3])
+        line = w.node("Reshape", mixture, w.constant([0, 0, WIDTH]))
+        x = w.node("Add", x, w.node("MatMul", line, w.weight(WIDTH, WIDTH)))
+        x = w.node(
+            "Add", x, w.node("MatMul", w.node("Tanh", w.node("MatMul", x, w.weight(WIDTH, 64))), w.weight(64, WIDTH))
+        )
+    w.node("MatMul", x, w.weight(WIDTH, WORDS), to="scores")
+    outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [batch, "new", WORDS])]
+    if mixed:
+        w.node("ReduceMean", "present_key.0", to="mean", axes=[2], keepdims=0)
+        outputs.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, [batch, KEY_HEADS, ELEMENTS]))
+    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [batch, "new"])]
+    if masked:
+        inputs.append(helper.make_tensor_value_info("attention_mask", TensorProto.INT64, [batch, "total"]))
+    for name in CACHES:
+        sizes = [batch, KEY_HEADS, "past", ELEMENTS]
+        inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes))
+        outputs.append(helper.make_tensor_value_info(name.replace("past", "present"), TensorProto.FLOAT, sizes))
+    weights = [numpy_helper.from_array(array, name) for name, array in w.weights.items()]
+    graph = helper.make_graph(w.nodes, "decoder", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _repeated(w: _Writer, cache: str) -> str:
+    """Each head of a cache for as many heads of queries."""
+    sizes = w.node("Shape", cache)
+    more = w.node("Unsqueeze", cache, w.constant([2]))
+    ones = w.constant([1, 1, HEADS // KEY_HEADS, 1, 1])
+    wide = w.node("Expand", more, ones)
+    parts = [w.node("Slice", sizes, w.constant([start]), w.constant([stop])) for start, stop in ((0, 1), (2, 4))]
+    return w.node("Reshape", wide, w.node("Concat", parts[0], w.constant([HEADS]), parts[1], axis=0))
+
+
+class Peer:
+    """onnxruntime's session of a decoder, caches fed back."""
+
+    def __init__(self, model: onnx.ModelProto, batch: int = 1) -> None:
+        import onnxruntime
+
+        self._session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        self._names = [output.name for output in self._session.get_outputs()]
+        self.caches = {name: np.zeros((batch, KEY_HEADS, 0, ELEMENTS), np.float32) for name in CACHES}
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The results, and what was put into the caches is there in the next run."""
+        results = dict(zip(self._names, self._session.run(None, {**feeds, **self.caches}), strict=True))
+        self.caches = {name: results[name.replace("past", "present")] for name in CACHES}
+        return results

@@ -1,0 +1,130 @@
+"""CachedAttention: softmax(scale Q K^T + bias) V over a cache that it adds to, beside the formula in float64."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dagexec.core.caches import Caches
+from dagexec.core.proto import NetDef
+from dagexec.core.registry import has_engine
+from dagexec.core.workspace import Workspace
+from dagexec.errors import OperatorError, ShapeError
+from dagexec.scheduler.nets.simple import SimpleNet
+from tests.ops.running import operator_def
+
+Array = npt.NDArray[Any]
+
+AXES = [0, 2, 1, 3]
+ENGINES = [engine for engine in ("", "ONEDNN") if not engine or has_engine("CachedAttention", engine)]
+
+
+class Case:
+    """A cache with so many positions, and a net that adds to them."""
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        key_heads: int,
+        queries: int,
+        width: int,
+        length: int,
+        capacity: int,
+        **options: Any,
+    ) -> None:
+        random = np.random.default_rng(length + width)
+        self.past = [random.standard_normal((batch, key_heads, length, width), np.float32) for _ in range(2)]
+        self.new = [
+            random.standard_normal((batch, queries, count, width), np.float32)
+            for count in (heads, key_heads, key_heads)
+        ]
+        self.length, self.options = length, options
+        self.caches = Caches()
+        self.caches.take({"k": self.past[0]}, {"v": self.past[1]}, length, capacity)
+        self.mask = random.random((1, 1, queries, capacity)) < 0.7
+        self.mask[..., 0] = True
+        self.bias = random.standard_normal((queries, capacity), np.float32)
+        feeds = dict(zip("qkv", self.new, strict=True))
+        feeds |= {"cache": np.array([self.caches.number]), "length": np.array([length])}
+        feeds |= {name: getattr(self, name) for name in ("mask", "bias") if options.get(name)}
+        self.workspace, self.feeds = Workspace(), feeds
+
+    def net(self, engine: str) -> SimpleNet:
+        for name, array in self.feeds.items():
+            self.workspace.feed_blob(name, array)
+        axes = {f"{name}_axes": AXES for name in "qkvy"}
+        arguments = {"scale": 0.25, "keys": "k", "values": "v", **axes, **self.options}
+        definition = operator_def("CachedAttention", list(self.feeds), ["y"], engine=engine, **arguments)
+        return SimpleNet(NetDef(name="step", op=[definition]), self.workspace)
+
+    def expected(self) -> Array:
+        q, *new = (array.transpose(AXES).astype(float) for array in self.new)
+        group = q.shape[1] // new[0].shape[1]
+        pairs = zip(self.past, new, strict=True)
+        keys, values = (np.concatenate(pair, 2).repeat(group, 1) for pair in pairs)
+        end = keys.shape[2]
+        scores = q @ keys.swapaxes(2, 3) * 0.25
+        if self.options.get("mask"):
+            scores = np.where(self.mask[..., :end] == self.options.get("shown", 1), scores, -np.inf)
+        if self.options.get("bias"):
+            scores += self.bias[:, :end]
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return (weights / weights.sum(-1, keepdims=True) @ values).transpose(AXES)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("options", [{}, {"mask": 1}, {"bias": 1}, {"mask": 1, "bias": 1}], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 2, 2, 1, 8, 0, 16), (1, 8, 8, 1, 32, 63, 128), (2, 4, 2, 3, 16, 5, 64), (1, 4, 4, 9, 24, 37, 100),
+        (1, 4, 1, 1, 64, 200, 256), (1, 2, 2, 2, 12, 15, 40), (1, 1, 1, 1, 20, 7, 8),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_are_those_of_the_formula(engine: str, options: dict[str, int], sizes: tuple[int, ...]) -> None:
+    case = Case(*sizes, **options)
+    case.net(engine).run()
+    np.testing.assert_allclose(case.workspace.fetch_blob("y"), case.expected(), rtol=2e-5, atol=2e-6)
+    keys, values = case.caches.held(case.length + sizes[3])
+    for held, past, new in ((keys["k"], case.past[0], case.new[1]), (values["v"], case.past[1], case.new[2])):
+        np.testing.assert_array_equal(held, np.concatenate([past, new.transpose(AXES)], 2))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_prepared_step_serves_every_length_and_capacity(engine: str) -> None:
+    case = Case(1, 4, 2, 1, 16, 40, 64, bias=1)
+    whole, net = case.past, case.net(engine)
+    for capacity, length in [(64, 3), (64, 4), (64, 12), (128, 40), (128, 3), (64, 3)]:
+        case.past, case.length = [array[:, :, :length] for array in whole], length
+        case.feeds["length"] = np.array([length])
+        case.workspace.feed_blob("length", case.feeds["length"])
+        results = []
+        for own in (net, case.net(engine)):
+            case.caches.take({"k": case.past[0]}, {"v": case.past[1]}, length, capacity)
+            own.run()
+            results.append(case.workspace.fetch_blob("y"))
+        np.testing.assert_array_equal(*results)
+        np.testing.assert_allclose(results[0], case.expected(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_does_not_fit_is_refused(engine: str) -> None:
+    case = Case(1, 2, 2, 4, 8, 13, 16)
+    with pytest.raises(OperatorError, match=re.escape("4 positions behind 13 do not fit in keys of (1, 2, 8, 16)")):
+        case.net(engine).run()
+    case.feeds["cache"] = np.array([case.caches.number + 1])
+    with pytest.raises(OperatorError, match="there are no caches with this number"):
+        case.net(engine).run()
+    case = Case(1, 2, 2, 1, 8, 3, 16, bias=1)
+    case.feeds["bias"] = np.zeros((2, 16), np.float32)
+    with pytest.raises(ShapeError, match=re.escape("input 'bias' must broadcast to (1, 2, 1) x capacity")):
+        case.net(engine).run()
+    case = Case(1, 3, 2, 1, 8, 3, 16)
+    with pytest.raises(ShapeError, match="3 heads of queries cannot share 2 of keys"):
+        case.net(engine).run()
