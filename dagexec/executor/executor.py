@@ -34,7 +34,7 @@ from dagexec.errors import DagexecError, FeedError, PlanError, RunCancelledError
 from dagexec.executor.batching.row_blocks import RowBlocks
 from dagexec.executor.dispatch.dispatcher import Dispatcher
 from dagexec.executor.dispatch.growth import Growth, may_grow
-from dagexec.executor.dispatch.statistics import ExecutorStatistics
+from dagexec.executor.dispatch.statistics import OUTCOMES, ExecutorStatistics
 from dagexec.executor.interface import Interface
 from dagexec.executor.model_runner import ModelRunner
 from dagexec.executor.requests.call import Call
@@ -128,6 +128,7 @@ class Executor(ModelRunner):
         self._batch_axes = batch_axes
         self._origin = origin
         self._now = threads().monotonic
+        self._stepping: list[Executor] = []
         self._open(parameters, place or new_place(model, options))
         if options.warm_start is not False:
             try:
@@ -269,7 +270,8 @@ class Executor(ModelRunner):
             if not parameters.has_blob(name):
                 parameters.adopt_blob(name, array)
         options = replace(self._options, tuning_seconds=0.0, warm_start=False, max_batch=1, batch_padding=None)
-        return Executor(model, options, place=beside(self._place), parameters=parameters)
+        self._stepping.append(Executor(model, options, place=beside(self._place), parameters=parameters))
+        return self._stepping[-1]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the decisions of the compiler as a plan, a file that `dagexec.open` opens at little cost
@@ -317,9 +319,16 @@ class Executor(ModelRunner):
         )
 
     def statistics(self) -> ExecutorStatistics:
-        """Counts and times of requests, workers and replicas so far and at this moment."""
+        """Counts and times of requests, workers and replicas so far and at this moment.
+
+        Steps of sessions are counted, and their times left out.
+        """
         device = self._options.default_device
-        return self._dispatcher.statistics(None if device == CPU else runtime_of(device).statistics())
+        total = self._dispatcher.statistics(None if device == CPU else runtime_of(device).statistics())
+        for stepping in self._stepping:
+            more = stepping.statistics()
+            total = replace(total, **{name: getattr(total, name) + getattr(more, name) for name in OUTCOMES})
+        return total
 
     def drain(self, timeout: float | None = None) -> bool:
         """Admit no more requests, let queued and running ones finish, then close.
@@ -400,6 +409,7 @@ class Executor(ModelRunner):
         runtime_of(self._options.default_device)
         old, finalizer = self._replicas, self._finalizer
         self.__dict__.pop("_steps", None)
+        self._stepping = []
         self._open(old.parameters, new_place(self.model, self._options))  # the threads that it had are the parent's
         finalizer.detach()
         old.close()

@@ -103,7 +103,8 @@ def test_a_decoder_gives_the_peers_values_at_every_length(executor: Executor, ba
         results = session.run(feeds)
         np.testing.assert_allclose(results["scores"], peer.run(feeds)["scores"], rtol=1e-4, atol=1e-5)
         assert list(results) == ["scores"]
-    assert executor.statistics().completed == 1, "runs but that of 12 positions were steps"
+    assert executor.statistics().completed == len(PROMPT_AND_STEPS)
+    assert executor.net().preparation_statistics().made == 1, "for 12 positions: other runs were steps"
     for name, array in session.state.items():
         np.testing.assert_allclose(array, peer.caches[name], rtol=1e-4, atol=1e-5)
 
@@ -120,7 +121,7 @@ def test_what_the_caller_feeds_may_grow_with_the_caches() -> None:
             feeds = {"ids": ids(count, 2, number), "attention_mask": mask}
             results = session.run(feeds)["scores"]
             np.testing.assert_allclose(results, peer.run(feeds)["scores"], rtol=1e-4, atol=1e-5)
-        assert executor.statistics().completed == 2, "the prompt, and that of 12 positions"
+        assert executor.net().preparation_statistics().made == 2, "for the prompt, and for 12 positions"
 
 
 def test_a_net_that_does_more_with_its_caches_is_run_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -133,7 +134,7 @@ def test_a_net_that_does_more_with_its_caches_is_run_as_it_is(caplog: pytest.Log
             results, expected = session.run(feeds), peer.run(feeds)
             for name in ("scores", "mean"):
                 np.testing.assert_allclose(results[name], expected[name], rtol=1e-4, atol=1e-5)
-        assert executor.statistics().completed == 4
+        assert executor.net().preparation_statistics().made == 4
     assert "ReduceMean reads a cache" in caplog.text
 
 
