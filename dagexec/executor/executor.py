@@ -196,7 +196,11 @@ class Executor(ModelRunner):
         return infos
 
     def _types_as_given(self) -> GivenTypes:
-        return GivenTypes.of(self._source) if self._given_types is None else self._given_types()
+        if self._given_types is not None:
+            return self._given_types()
+        return GivenTypes.of(
+            self._source.changed(parameters={**self._parameters.outlines(), **self._source.parameters})
+        )
 
     def _run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
         given = feeds

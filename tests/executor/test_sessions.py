@@ -138,6 +138,28 @@ def test_a_net_that_does_more_with_its_caches_is_run_as_it_is(caplog: pytest.Log
     assert "ReduceMean reads a cache" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"net_type": "simple"}, {"net_type": "async_dag", "num_workers": 2, "replicas": 2}, {"max_batch": 4}],
+    ids=str,
+)
+def test_every_runtime_gives_the_same_bytes(executor: Executor, options: dict[str, Any]) -> None:
+    parts = [ids(5), *[ids(1, seed=number) for number in range(8)]]
+    with dagexec.compile(decoder(), **options) as other:
+        assert scores(other.session(), parts) == scores(executor.session(), parts)
+
+
+@pytest.mark.parametrize("options", [{"optimize": False}, {"device": "sim:0"}], ids=str)
+def test_nets_as_they_are_and_devices_keep_states(options: dict[str, Any]) -> None:
+    peer = Peer(decoder())
+    with dagexec.compile(decoder(), **options) as executor:
+        session = executor.session()
+        for number, count in enumerate([5, 1, 1, 2, 1]):
+            feeds = {"ids": ids(count, seed=number)}
+            expected = peer.run(feeds)["scores"]
+            np.testing.assert_allclose(session.run(feeds)["scores"], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_fork_goes_on_by_itself(executor: Executor) -> None:
     session = executor.session()
     scores(session, [ids(5), *[ids(1, seed=number) for number in range(4)]])
