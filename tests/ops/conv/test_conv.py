@@ -5,7 +5,7 @@ The values are small integers, so every sum is exact in float32 and results are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -24,6 +24,7 @@ from dagexec.errors import ArgumentError, DagexecError, ResourceError, ShapeErro
 from dagexec.ops.families.conv import im2col
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.memory_limits import peak_memory
+from tests.ops import problems
 from tests.ops.drawing import drawn
 from tests.ops.running import operator_def, run_operator
 from tests.ops.windows import (
@@ -41,28 +42,8 @@ DTYPES = [np.float32, np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 Named = dict[str, ArgumentValue]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A convolution; its arrays are made from `seed`."""
-
-    geometry: Geometry
-    batch: int = 1
-    group: int = 1
-    per_group: int = 2
-    filters_per_group: int = 3
-    bias: bool = True
-    order: str = "NCHW"
-    dtype: str = "float32"
-    seed: int = 0
-
-    def arrays(self) -> list[Array]:
-        """X as N, C, spatial, the filter as M, C/group, kernel, and the bias if there is one."""
-        rng = np.random.default_rng(self.seed)
-        filters = self.group * self.filters_per_group
-        x = rng.integers(-4, 5, (self.batch, self.group * self.per_group, *self.geometry.size))
-        weights = rng.integers(-3, 4, (filters, self.per_group, *self.geometry.kernel))
-        bias = [rng.integers(-3, 4, filters)] if self.bias else []
-        return [array.astype(self.dtype) for array in (x, weights, *bias)]
+class Case(problems.Case):
+    """A convolution that is run as an operator."""
 
     def fed(self) -> list[Array]:
         """The arrays in the layout of `order`."""
