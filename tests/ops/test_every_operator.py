@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -74,6 +73,7 @@ def places(one: Example, results: Sequence[Array]) -> Iterator[tuple[int, int]]:
                 yield source, target
 
 
+@pytest.mark.slow
 @each_engine
 def test_in_place_it_gives_the_bytes_that_it_gives_apart(op_type: str, engine: str) -> None:
     for one in examples()[op_type]:
@@ -184,6 +184,7 @@ def with_nan(one: Example) -> Iterator[Example]:
         yield replace(one, inputs=[spoiled, *others])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["", pytest.param("ONEDNN", marks=needs_onednn)])
 @pytest.mark.parametrize("op_type", cases())
 def test_of_no_rows_it_gives_none(op_type: str, engine: str) -> None:
@@ -231,15 +232,17 @@ def test_an_input_that_does_not_fit_is_named_with_operator_and_net(op_type: str)
 
 
 @each_type
-def test_too_few_and_too_many_inputs_are_refused_with_what_was_expected(op_type: str) -> None:
-    one = examples()[op_type][0]
-    fewest, most = schema_of(op_type).inputs
-    for count in (fewest - 1, most + 1 if most < UNBOUNDED else -1):
-        if count < 0:
-            continue
-        wrong = renamed(one, op_type)
-        wrong.input[:] = [f"x{index}" for index in range(count)]
-        inputs: list[Any] = (list(one.inputs) * (count + 1))[:count]
-        error = failure(replace(one, definition=wrong, inputs=inputs))
-        assert isinstance(error, SchemaError)
-        assert re.search(f"{op_type} .*of net 'the net'.*expected .* input.*, found {count}", str(error)), str(error)
+def test_too_few_and_too_many_inputs_and_outputs_are_refused_with_what_was_expected(op_type: str) -> None:
+    one, schema = examples()[op_type][0], schema_of(op_type)
+    for kind, (fewest, most) in (("input", schema.inputs), ("output", schema.outputs)):
+        for count in (fewest - 1, most + 1 if most < UNBOUNDED else -1):
+            if count < 0:
+                continue
+            wrong = renamed(one, op_type)
+            blobs = wrong.input if kind == "input" else wrong.output
+            blobs[:] = [f"{kind[0]}{index}" for index in range(count)]
+            inputs = (list(one.inputs) * (count + 1))[:count] if kind == "input" else one.inputs
+            error = failure(replace(one, definition=wrong, inputs=inputs))
+            assert isinstance(error, SchemaError)
+            expected = rf"{op_type} .*of net 'the net'.*expected .* {kind}\(s\), found {count}"
+            assert re.search(expected, str(error)), str(error)

@@ -133,11 +133,6 @@ def test_types_without_an_order_are_refused() -> None:
         run_operator(OP, [np.zeros((1, 1, 3, 3), np.bool_)], 2, kernel=2)
 
 
-def test_one_output_is_refused() -> None:
-    with pytest.raises(Exception, match=r"expected 2 output\(s\), found 1"):
-        run_operator(OP, [np.zeros((1, 1, 3, 3), np.float32)], 1, kernel=2)
-
-
 def inferred(shape: tuple[int, ...], **arguments: int) -> tuple[list[TensorType], Cost]:
     """The types of the outputs for an input that nobody allocates, and the cost."""
     definition = operator_def(OP, ["x"], ["y", "mask"], **arguments)
