@@ -381,7 +381,7 @@ class _Stepping:
         outputs = [f"out{index}" for index in range(len(node.output))]
         try:
             return evaluated(Node(node.type, names, outputs, node.values), dict(zip(names, arrays, strict=True)))
-        except DagexecError as error:
+        except Exception as error:  # whatever an operator raises
             raise NotSteppingError(f"{node.type}: {error}") from None
 
     def _constant(self, array: Array) -> str:
@@ -419,13 +419,14 @@ class _Stepping:
         schema, (axis, more) = schema_of(node.type), source.grows
         assert schema.from_types is not None
         arrays = []
-        for size in (more, more + 1):
+        for size in (self._length + more, self._length + more + 1):
             shape = list(source.type.shape)
             shape[axis] = size
             kind = TensorType(tuple(shape), source.type.meta)
             call = OperatorCall(node, node.arguments(node.type), (kind,), (None,), node.type)
             arrays.append(np.asarray(schema.from_types(call)[0]))
-        self._follows(node.output[0], Sum(arrays[0], arrays[1] - arrays[0]))
+        slope = arrays[1] - arrays[0]
+        self._follows(node.output[0], Sum(arrays[0] - slope * self._length, slope))
 
     def _count(self, node: Node, inputs: Sequence[Known]) -> None:
         """Range: as many numbers as with a full cache, from where it begins."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dagexec.compiler.stepping import NotSteppingError, Stepping, stepping_net
 from dagexec.core.model import Model
 from dagexec.core.schema import TensorType
+from dagexec.errors import DagexecError
 from dagexec.executor.model_runner import ModelRunner
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
@@ -58,10 +59,10 @@ class StepNets:
     ) -> StepNet | None:
         try:
             net = stepping_net(self._model, states, types, growing, length)
-        except NotSteppingError as reason:
+            return StepNet(net, self._build(net.model))
+        except (NotSteppingError, DagexecError) as reason:
             logger.info("net %r: caches of sessions are copied at every step: %s", self._model.name, reason)
             return None
-        return StepNet(net, self._build(net.model))
 
     def close(self) -> None:
         """Close all executors."""
