@@ -7,12 +7,12 @@ integers wrap.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from dagexec.core.expressions import ELEMENT, NUMBER, PRIMITIVES, ROW_COUNT, Expression, in_order, inputs_of
+from dagexec.core.expressions import ELEMENT, NUMBER, PRIMITIVES, ROW_COUNT, Expression, inputs_of
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator, operator_class, schema_of
 from dagexec.ops.base.expressed import Expressed
@@ -20,6 +20,7 @@ from dagexec.ops.base.row_operator import RowOperator
 from dagexec.ops.engines.cuda.base.expression import computed_scalar, elementwise
 from dagexec.ops.engines.cuda.base.operator import CudaOperator
 from dagexec.ops.engines.cuda.base.row_reduction import Groups, Phase, by_groups
+from dagexec.ops.kernels.row_expressions import Passes
 
 CODE: Mapping[str, str] = {
     "add": "plus({}, {})",
@@ -116,34 +117,25 @@ class CudaExpression(CudaOperator, Expressed):
 
 
 class CudaRowExpression(CudaOperator, RowOperator):
-    """Base: a group of threads a row, a phase for each reduction."""
+    """Base: a group of threads a row, a phase for the reductions of each pass over its members."""
 
     def prepare(self) -> Step:
         """What has one value a row is computed after the reductions that it follows from."""
         expressions, view, (sources, results) = self.expressions(), self.view(), self.operands()
         inputs = {f"x{position}": array for position, array in sources.items()}
         of_row = Statements("x{}".format, "r", {ROW_COUNT: "A(w.length > 1 ? w.length : 1)"})
-        phases: list[Phase] = []
-        before = ""
-        for node in in_order(*expressions):
-            if not node.is_of_row or node.kind == NUMBER:
-                continue
-            if node.kind not in PRIMITIVES or not PRIMITIVES[node.kind].is_reduction:
-                known = len(of_row.lines)
+        passes, phases, before = Passes(expressions), list[Phase](), ""
+        for number in range(passes.joining + 1):
+            known = len(of_row.lines)
+            for node in passes.of_row(number):
                 of_row.of(node)
-                lines = "\n".join(of_row.lines[known:])
-                if phases:
-                    phases[-1] = replace(phases[-1], after=f"{phases[-1].after}\n{lines}")
-                else:
-                    before += f"\n{lines}"
-                continue
-            state, absorbed, value = _STATES[node.kind]
-            code = self._statements(of_row)
-            member = code.of(node.operands[0])
-            absorb = "\n".join([*code.lines, absorbed.format(member)])
-            name = f"total{len(phases)}"
-            of_row.set(node, f"(A){name}.{value}")
-            phases.append(Phase(state, absorb))
+            lines = "\n".join(of_row.lines[known:])
+            if phases:
+                phases[-1] = replace(phases[-1], after=lines)
+            else:
+                before = lines
+            if number < passes.joining:
+                phases.append(self._phase(number, passes.reductions(number), of_row))
         outputs = {f"y{number}": result for number, result in enumerate(results)}
         code, last = self._statements(of_row), ""
         for name, result, node in zip(outputs, results, expressions, strict=True):
@@ -155,15 +147,26 @@ class CudaRowExpression(CudaOperator, RowOperator):
         groups = Groups(phases, before, each, last)
         return by_groups(self, type(self).schema.type.lower(), view, (1,), groups, inputs, outputs)
 
+    def _phase(self, number: int, reductions: Sequence[Expression], of_row: Statements) -> Phase:
+        """What joins the reductions of a pass; states of several are one in the other."""
+        code, state, absorbed = self._statements(of_row), "", list[str]()
+        for place, node in reversed(list(enumerate(reductions))):
+            own, absorb, value = _STATES[node.kind]
+            path = "other." * place + ("one." if state else "")
+            state = f"both_of<{own}, {state}>" if state else own
+            absorbed.append(absorb.format(path, code.of(node.operands[0])))
+            of_row.set(node, f"(A)total{number}.{path}{value}")
+        return Phase(state, "\n".join([*code.lines, *absorbed]), size=16 * len(reductions))
+
     def _statements(self, of_row: Statements) -> Statements:
         """Statements for an element, which know what there is of its row."""
         return Statements("x{}".format, "e", of_row.names)
 
 
 _STATES: Mapping[str, tuple[str, str, str]] = {
-    "row_sum": ("sum_of<W>", "s.add((W){});", "total"),
-    "row_max": ("max_of<A>", "s.add({});", "value"),
-    "row_min": ("min_of<A>", "s.add({});", "value"),
+    "row_sum": ("sum_of<W>", "s.{}add((W){});", "total"),
+    "row_max": ("max_of<A>", "s.{}add({});", "value"),
+    "row_min": ("min_of<A>", "s.{}add({});", "value"),
 }
 """By kind: the state of a phase, how it takes an element, and what has the result."""
 

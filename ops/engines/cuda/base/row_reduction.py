@@ -51,6 +51,11 @@ template <class W> struct sum_of {
     __device__ void add(W x) { total = total + x; }
     __device__ void join(const sum_of& other) { total = total + other.total; }
 };
+template <class P, class Q> struct both_of {
+    P one; Q other;
+    __device__ void begin() { one.begin(); other.begin(); }
+    __device__ void join(const both_of& more) { one.join(more.one); other.join(more.other); }
+};
 template <class W> struct two_sums {
     W one, other;
     __device__ void begin() { one = W(0); other = W(0); }
