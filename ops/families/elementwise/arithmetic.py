@@ -212,6 +212,8 @@ class Pow(Operator):
             exponents = self.x(1).reshape(view)
             if y.dtype.kind == "i":
                 return partial(integer_power, x, exponents, y)
+            if y.dtype.kind == "V" and exponents.dtype != y.dtype:
+                return partial(_bfloat16_power, x, exponents, y)
             return partial(np.power, x, exponents, out=y, dtype=y.dtype, casting="unsafe")
         exponent = self.arguments.float("exponent", 1.0)
         if exponent == 2:
@@ -221,6 +223,11 @@ class Pow(Operator):
         if exponent == -1:
             return partial(np.divide, np.ones((), x.dtype), x, out=y)
         return partial(np.power, x, np.asarray(exponent, x.dtype), out=y)
+
+
+def _bfloat16_power(x: Array, exponents: Array, y: Array) -> None:
+    """The exponents become bfloat16 first, which NumPy's power does not do itself."""
+    np.power(x, exponents.astype(y.dtype), out=y)
 
 
 def integer_power(x: Array, exponents: Array, y: Array) -> None:
