@@ -33,9 +33,12 @@ class Caches:
         keys: by layer, float32 [batch, heads, elements, capacity]: positions are next to each other.
         values: by layer, float32 [batch, heads, capacity, elements].
         capacity: how many positions there is room for.
+        fed: what a run without a session was fed, by layer; [batch, heads, positions, elements]. Keys and values are
+            then what becomes of it, in new memory with room for the new positions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fed: Mapping[str, Array] | None = None) -> None:
+        self.fed = fed
         self.number = secrets.randbits(62)
         self.keys: dict[str, Array] = {}
         self.values: dict[str, Array] = {}
@@ -43,6 +46,24 @@ class Caches:
         self._sessions = 1
         self._lock = threads().lock()
         _all[self.number] = self
+
+    def appended(self, keys: str, values: str, new: tuple[Array, Array], start: int) -> tuple[Array, Array] | None:
+        """Keys and values with new positions behind the `start` that there are; None where these do not fit."""
+        stop = start + new[0].shape[2]
+        if self.fed is not None:
+            for made, layer, array in ((self.keys, keys, new[0]), (self.values, values, new[1])):
+                past = self.fed[layer]
+                if past.shape[:2] != array.shape[:2] or past.shape[2:] != (start, array.shape[3]):
+                    return None
+                made[layer] = np.empty((*array.shape[:2], stop, array.shape[3]), np.float32)
+                np.concatenate((past, array), 2, out=made[layer])
+            return self.keys[keys].swapaxes(2, 3), self.values[values]
+        own_keys, own_values = self.keys[keys], self.values[values]
+        if not 0 <= start <= stop <= self.capacity or own_keys.shape[:3] != (*new[0].shape[:2], new[0].shape[3]):
+            return None
+        own_keys[..., start:stop] = new[0].swapaxes(2, 3)
+        own_values[:, :, start:stop] = new[1]
+        return own_keys, own_values
 
     @property
     def is_shared(self) -> bool:

@@ -43,6 +43,7 @@ from dagexec.executor.requests.waiting import TaskWait, event_loop, on_a_thread
 from dagexec.executor.runs.inline import InlineRuns
 from dagexec.executor.runs.pooled import PooledRuns
 from dagexec.executor.runs.turns import Turns
+from dagexec.executor.sessions.names import caches_by_name
 from dagexec.executor.source.options import new_place
 from dagexec.executor.source.origin import Origin
 from dagexec.executor.source.types import GivenTypes
@@ -58,6 +59,7 @@ from dagexec.scheduler.run.run import waiting_time
 from dagexec.scheduler.workers.place import Place, beside
 
 if not TYPE_CHECKING:
+    fed = LazyModule("dagexec.executor.sessions.fed")
     joining = LazyModule("dagexec.executor.batching.joining")
     metrics = LazyModule("dagexec.executor.telemetry.metrics")
     pictures = LazyModule("dagexec.core.drawing.pictures")
@@ -72,7 +74,8 @@ else:
     from dagexec.executor.batching import joining
     from dagexec.executor.batching.axes import BatchAxes
     from dagexec.executor.batching.joining import Batching
-    from dagexec.executor.sessions import session, steps
+    from dagexec.executor.sessions import fed, session, steps
+    from dagexec.executor.sessions.fed import FedSteps
     from dagexec.executor.sessions.session import Session
     from dagexec.executor.sessions.steps import StepNets
     from dagexec.executor.telemetry import metrics, spans
@@ -203,6 +206,13 @@ class Executor(ModelRunner):
         )
 
     def _run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
+        if self._fed_steps is not None:
+            if call.out is not None or call.outputs is not None:
+                feeds, _ = self._asked(feeds, call)
+            arrays = self._fed_steps.arrays(feeds)
+            step = None if arrays is None else self._fed_steps.find(arrays, call)
+            if step is not None:
+                return step.results(step.executor._run(step.fed, step.call))
         given = feeds
         names: Sequence[str] = self.model.outputs
         if given.__class__ is not dict or call.outputs is not None or call.out is not None:
@@ -221,6 +231,14 @@ class Executor(ModelRunner):
             raise self._as_given(error, given) from None
 
     async def _run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
+        if self._fed_steps is not None and (call.out is not None or call.outputs is not None):
+            feeds, _ = self._asked(feeds, call)
+        if self._fed_steps is not None and (arrays := self._fed_steps.arrays(feeds)) is not None:
+            find = partial(self._fed_steps.find, arrays, call)
+            is_known = self._fed_steps.knows(arrays)
+            step = find() if is_known else await on_a_thread(f"dagexec-{self.model.name}-steps", find)
+            if step is not None:
+                return step.results(await step.executor._run_async(step.fed, step.call))
         given = feeds
         names: Sequence[str] = self.model.outputs
         if given.__class__ is not dict or call.outputs is not None or call.out is not None:
@@ -261,6 +279,12 @@ class Executor(ModelRunner):
         Raises FeedError for names that the model does not have.
         """
         return session.Session(self, self._types_as_given(), self._steps, states)
+
+    @cached_property
+    def _fed_steps(self) -> FedSteps | None:
+        """Runs that are fed caches; None for a model that has none, or whose requests are joined."""
+        pairs = {} if self._batching is not None else caches_by_name(self.inputs, self.outputs)
+        return fed.FedSteps(self, pairs, self._types_as_given(), self._steps) if pairs else None
 
     @cached_property
     def _steps(self) -> StepNets:
@@ -413,6 +437,7 @@ class Executor(ModelRunner):
         runtime_of(self._options.default_device)
         old, finalizer = self._replicas, self._finalizer
         self.__dict__.pop("_steps", None)
+        self.__dict__.pop("_fed_steps", None)
         self._stepping = []
         self._open(old.parameters, new_place(self.model, self._options))  # the threads that it had are the parent's
         finalizer.detach()

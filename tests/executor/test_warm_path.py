@@ -50,7 +50,7 @@ class Passed:
 @pytest.mark.usefixtures("plain_results")
 @pytest.mark.parametrize(
     ("model", "net_type", "files", "functions"),
-    [("zoo:lenet", "simple", 10, 16), pytest.param("zoo:squeezenet", "dag", 19, 76, marks=pytest.mark.slow)],
+    [("zoo:lenet", "simple", 10, 16), pytest.param("zoo:squeezenet", "dag", 20, 76, marks=pytest.mark.slow)],
     ids=["inline", "pooled"],
 )
 def test_a_warm_run_passes_few_files_and_functions(model: str, net_type: str, files: int, functions: int) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from dagexec.core.dtypes import FLOAT32
+from dagexec.core.model import InputInfo
 
 _DIRECTIONS = frozenset(("past", "present", "in", "out", "input", "output", "prev", "previous", "next", "new", "old"))
 
@@ -26,6 +29,17 @@ def states_by_name(inputs: Iterable[str], outputs: Sequence[str]) -> dict[str, s
             pairs[name] = found.pop()
     times = [*pairs.values()]
     return {name: output for name, output in pairs.items() if times.count(output) == 1}
+
+
+RANK = 4
+"""Of caches: batch, heads, positions and elements."""
+
+
+def caches_by_name(inputs: Mapping[str, InputInfo], outputs: Sequence[str]) -> dict[str, str]:
+    """Those of `states_by_name` that may be caches of attention."""
+    shapes = {name: info.shape for name, info in inputs.items() if info.dtype is FLOAT32 and info.shape is not None}
+    names = [name for name, shape in shapes.items() if len(shape) == RANK and None in shape]
+    return states_by_name(names, outputs) if names else {}
 
 
 def _stem(name: str) -> str:

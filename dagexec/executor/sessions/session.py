@@ -25,18 +25,12 @@ from dagexec.executor.model_runner import ModelRunner
 from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.waiting import on_a_thread
 from dagexec.executor.sessions.names import states_by_name
-from dagexec.executor.sessions.sizes import Growth, StepSizes, learned
+from dagexec.executor.sessions.sizes import LEAST_BOUND, MOST_AT_ONCE, Growth, StepSizes, learned
 from dagexec.executor.sessions.states import States
 from dagexec.executor.sessions.steps import StepNet, StepNets
 from dagexec.executor.source.types import GivenTypes
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
-
-_LEAST_BOUND = 1 << 10
-"""Positions that nets of steps are made for at first. What grows beside caches, such as masks, takes little."""
-
-_MOST_AT_ONCE = 8
-"""Positions that a step adds at most; for more of them, a prompt, the model as it is computes attention faster."""
 
 
 @dataclass(frozen=True)
@@ -217,10 +211,10 @@ class Session(ModelRunner):
         if following is None:
             return None
         sizes, growth = following
-        if sizes.added > _MOST_AT_ONCE:
+        if sizes.added > MOST_AT_ONCE:
             return None
         if self._net is None or self._bound < sizes.end or growth != self._growth or sizes.added != last.added:
-            self._bound = max(_LEAST_BOUND, 1 << (sizes.end - 1).bit_length())
+            self._bound = max(LEAST_BOUND, 1 << (sizes.end - 1).bit_length())
             self._growth, self._padded = growth, {}
             self._net = self._found(sizes, states, growth, self._bound - sizes.added)
         net = self._net

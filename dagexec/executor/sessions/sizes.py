@@ -11,6 +11,12 @@ Types = Mapping[str, TensorType]
 Growth = Mapping[str, tuple[int, int]]
 """Of blobs, the axis that is as long as the caches, and by how much it is longer."""
 
+LEAST_BOUND = 1 << 10
+"""Positions that nets of steps are made for at first. What grows beside caches, such as masks, takes little."""
+
+MOST_AT_ONCE = 8
+"""Positions that a step adds at most; for more of them, a prompt, the model as it is computes attention faster."""
+
 
 @dataclass(frozen=True)
 class StepSizes:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import product
 
 import numpy as np
 
@@ -30,6 +31,8 @@ from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
 _FLOAT = 4  # bytes
+_LINE = 16  # elements of a cache line
+_LEAST_COLUMNS = 64
 
 
 @operator(cached.CachedAttention.schema, engine="ONEDNN")
@@ -39,8 +42,8 @@ class CachedAttention(OneDNNOperator, cached.CachedAttention):
     def prepare_primitive(self) -> Step:
         """The table, behind steps that lay out Q and the mask as kernels read them, where they do not lie so."""
         sizes = read_cached_attention(self.call())
-        if not self.onednn.machine.can_run or sizes.value_width < GROUP or not self.y(0).size:
-            raise UnsupportedFeatureError(f"{self.label}: there are kernels for values of {GROUP} elements with AVX2")
+        if not self.onednn.machine.can_run or min(sizes.width, sizes.value_width) < GROUP or not self.y(0).size:
+            raise UnsupportedFeatureError(f"{self.label}: there are kernels for heads of {GROUP} elements with AVX2")
         before, after = list[Step](), list[Step]()
         q, y = sizes.by_head(self.x(0), 0), self.y(0).transpose(sizes.y_by_head)
         if q.strides[3] != _FLOAT:
@@ -82,6 +85,7 @@ class _Geometry:
     y_row: int
     key_row: int
     score_row: int
+    fed_row: int
     bias_row: int
     mask_row: int
 
@@ -104,7 +108,7 @@ class _Calls:
     keeps: Array
 
 
-_NOTHING, _Q, _K, _V, _Y, _SCORES, _BIAS, _MASK = range(8)
+_NOTHING, _Q, _K, _V, _Y, _SCORES, _BIAS, _MASK, _FED = range(9)
 """Where arrays of a head begin: the rows of `_CachedHeads._bases`."""
 
 _FIELDS = 11
@@ -120,7 +124,7 @@ class _CachedHeads:
         self._sizes, self._kept = sizes, (q, y, mask, bias)
         arguments, machine = owner.arguments, owner.onednn.machine
         width, shape = sizes.value_width, (sizes.batch, sizes.heads, sizes.queries)
-        self._bases = np.zeros((8, sizes.batch * sizes.heads), np.uint64)
+        self._bases = np.zeros((9, sizes.batch * sizes.heads), np.uint64)
         self._bases[_Q], self._bases[_Y] = _heads_of(q), _heads_of(y)
         rows = [0, 0]
         for place, (base, array) in enumerate(((_BIAS, bias), (_MASK, mask))):
@@ -132,7 +136,7 @@ class _CachedHeads:
             machine.lanes if width % machine.lanes == 0 or width > 2 * machine.lanes else AVX2,
             (bias is not None, mask is not None, arguments.bool("nan_to_zero")),
             arguments.float("scale", 1.0), arguments.float("hidden", -math.inf),
-            q.strides[2], y.strides[2], 0, 0, *rows,
+            q.strides[2], y.strides[2], 0, 0, 0, *rows,
         )  # fmt: skip
         self._keys: Array | None = None
         self._length = 0
@@ -140,8 +144,10 @@ class _CachedHeads:
         self._calls: _Calls | None = None
 
     def __call__(self) -> None:
-        _, keys, values, length = self._append()
-        if keys is not self._keys or length != self._length:
+        caches, keys, values, length = self._append()
+        if caches.fed is not None:
+            self._renew_fed(keys, values, length)
+        elif keys is not self._keys or length != self._length:
             self._renew(keys, values, length)
         call_rows(self._table)
 
@@ -154,8 +160,27 @@ class _CachedHeads:
             bases[_SCORES] = address_of(self._scores)
             for base, array in ((_K, keys), (_V, values)):
                 bases[base] = np.repeat(_heads_of(array), sizes.heads // sizes.key_heads)
-            self._geometry = replace(self._geometry, key_row=row, score_row=row)
+            self._geometry = replace(self._geometry, key_row=row, score_row=row, fed_row=0)
             self._keys = keys
+        self._make_table(length)
+
+    def _renew_fed(self, keys: Array, values: Array, length: int) -> None:
+        """Make the table for keys with elements next to each other, which are transposed for each head."""
+        bases, sizes = self._bases, self._sizes
+        columns = max(_LEAST_COLUMNS, 1 << (length - 1).bit_length()) + _LINE
+        if self._geometry.key_row != columns * _FLOAT or self._keys is not None:
+            self._scores = np.empty((sizes.queries + sizes.width) * columns, np.float32)
+            bases[_SCORES] = address_of(self._scores)
+            bases[_K] = address_of(self._scores) + sizes.queries * columns * _FLOAT
+            self._keys = None
+        row = columns * _FLOAT
+        self._geometry = replace(self._geometry, key_row=row, score_row=row, fed_row=keys.strides[3])
+        for base, array in ((_FED, keys), (_V, values)):
+            bases[base] = np.repeat(_heads_of(array), sizes.heads // sizes.key_heads)
+        self._make_table(length)
+
+    def _make_table(self, length: int) -> None:
+        bases = self._bases
         calls = self._calls = _calls_of(self._geometry, length)
         table = np.empty((bases.shape[1], len(calls.functions), 6), np.uint64)
         table[..., 0] = calls.functions
@@ -201,6 +226,16 @@ def _calls_of(geometry: _Geometry, length: int) -> _Calls:
                 offsets = start * x_row, first * _FLOAT, start * y_row + first * _FLOAT
                 made.append((kernel, bases, offsets, fields))
 
+    if g.fed_row:
+        transpose = kernels.transpose_kernel() or 0
+        parts = [(0, length // GROUP), *([(length - GROUP, 1)] if length % GROUP else [])]
+        tiles = [(0, g.width // GROUP), *([(g.width - GROUP, 1)] if g.width % GROUP else [])]
+        for (start, bands), (first, count) in product(parts, tiles):
+            if not bands or not count:
+                continue
+            offsets = start * g.fed_row + first * _FLOAT, first * g.key_row + start * _FLOAT, 0
+            fields = (bands, count, g.fed_row, GROUP * g.fed_row, g.key_row, 0, 0, 0, 0, 0, 0)
+            made.append((transpose, (_FED, _K, _NOTHING), offsets, fields))
     multiply((_Q, _K, _SCORES), g.q_row, g.key_row, g.score_row, g.width, -(-length // lanes) * lanes)
     vectors, tail = divmod(length, GROUP)
     kernel = kernels.softmax_kernel(vectors >= 4, vectors % 4, tail > 0, *g.options) or 0

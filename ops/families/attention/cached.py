@@ -187,19 +187,16 @@ class CachedAttention(Operator):
     def appending(self, sizes: CachedSizes) -> Any:
         """A function that adds K and V; it gives the caches, keys and values, and how many positions there are now."""
         number, length = self.x(CACHE), self.x(LENGTH)
-        k, v = (sizes.by_head(self.x(index), index) for index in (1, 2))
-        k = k.swapaxes(2, 3)
+        new = sizes.by_head(self.x(1), 1), sizes.by_head(self.x(2), 2)
         keys_name, values_name = self.arguments.string("keys", ""), self.arguments.string("values", "")
         label, queries = self.label, sizes.queries
 
         def append() -> tuple[Caches, Array, Array, int]:
             caches, start = caches_of(int(number[0]), label), int(length[0])
-            keys, values, stop = caches.keys[keys_name], caches.values[values_name], start + queries
-            if not 0 <= start <= stop <= caches.capacity or keys.shape[:3] != k.shape[:3]:
-                raise ShapeError(f"{label}: {queries} positions behind {start} do not fit in keys of {keys.shape}")
-            keys[..., start:stop] = k
-            values[:, :, start:stop] = v
-            return caches, keys, values, stop
+            found = caches.appended(keys_name, values_name, new, start)
+            if found is None:
+                raise ShapeError(f"{label}: {queries} positions behind {start} do not fit into the cache")
+            return caches, *found, start + queries
 
         return append
 

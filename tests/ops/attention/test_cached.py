@@ -116,7 +116,7 @@ def test_a_prepared_step_serves_every_length_and_capacity(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_does_not_fit_is_refused(engine: str) -> None:
     case = Case(1, 2, 2, 4, 8, 13, 16)
-    with pytest.raises(OperatorError, match=re.escape("4 positions behind 13 do not fit in keys of (1, 2, 8, 16)")):
+    with pytest.raises(OperatorError, match="4 positions behind 13 do not fit into the cache"):
         case.net(engine).run()
     case.feeds["cache"] = np.array([case.caches.number + 1])
     with pytest.raises(OperatorError, match="there are no caches with this number"):
