@@ -25,10 +25,9 @@ T = TypeVar("T")
 ArgumentValue = bool | int | float | str | bytes | NetDef | TensorProto | list[int] | list[float] | list[str]
 
 Value = int | float | bytes | NetDef | TensorProto | tuple[Any, ...] | Mapping[str, Any]
-"""Of an argument: a number, text, a net or a tensor, or several of one kind. Nets and tensors must not be changed.
+"""The value of an argument: a number, text, a net, a tensor, or several of one kind. Never change nets and tensors.
 
-A message may give an argument values of several kinds, of which each is read by those who ask for it: a mapping by
-the field of the message.
+A message may give an argument values of several kinds: then it is a mapping by the field of the message.
 """
 
 _WITHOUT_REFERENCES = 2  # marshal's version in which equal values are the same bytes, whoever else holds them
@@ -60,19 +59,19 @@ class Values(dict[str, Value]):
         return hash(self.key)
 
     def once(self, key: Hashable, read: Callable[[], T]) -> T:
-        """What `read` makes of the arguments alone, under this `key`; it is called for the first who asks."""
+        """The result of `read`, which depends on the arguments alone; cached under `key`."""
         read_before = self._read
         if key not in read_before:
             read_before[key] = read()
         return cast(T, read_before[key])
 
     def changed(self, added: Mapping[str, Value | None]) -> Values:
-        """These arguments with others; one that is None is taken away. Values are as `value_of` makes them."""
+        """These arguments with others; None removes one. Values are as `value_of` makes them."""
         by_name = {**self, **added}
         return shared({name: value for name, value in by_name.items() if value is not None})
 
     def messages(self) -> list[Argument]:
-        """The arguments as they are stored: by name, as operators of equal arguments may have had them in any order."""
+        """The arguments as messages, sorted by name: operators that share them may have had them in any order."""
         return [_message(name, value) for name, value in sorted(self.items(), key=itemgetter(0))]
 
 
@@ -84,33 +83,33 @@ _by_bytes: weakref.WeakValueDictionary[tuple[bytes, ...], Values] = weakref.Weak
 
 
 def shared(by_name: Mapping[str, Value]) -> Values:
-    """These arguments, as the object that others have who asked for equal ones."""
+    """These arguments as the one object for all equal ones."""
     if not by_name:
         return NOTHING
     key = _key_of(by_name)
-    known = _shared.get(key)
-    return _shared.setdefault(key, Values(by_name, key)) if known is None else known
+    existing = _shared.get(key)
+    return _shared.setdefault(key, Values(by_name, key)) if existing is None else existing
 
 
 def values_of(messages: Sequence[Argument], owner: str) -> Values:
     """The arguments in `messages`. Raises ArgumentError, naming the `owner`, when two of one name differ.
 
-    Layers of a net repeat, and to compare what is stored of them takes a tenth of reading it.
+    Layers of a net repeat, and comparing serialized messages takes a tenth of the time of reading them.
     """
     stored = tuple([message.SerializePartialToString() for message in messages])
-    known = _by_bytes.get(stored)
-    if known is None:
-        known = _by_bytes[stored] = _read(messages, owner)
-    return known
+    values = _by_bytes.get(stored)
+    if values is None:
+        values = _by_bytes[stored] = _read(messages, owner)
+    return values
 
 
 def _read(messages: Sequence[Argument], owner: str) -> Values:
     by_name: dict[str, Value] = {}
     for message in messages:
-        name, found = message.name, [(field.name, value) for field, value in message.ListFields()]
-        fields = {field: _content(value) for field, value in found if field != "name"}
+        name, listed = message.name, [(field.name, value) for field, value in message.ListFields()]
+        fields = {field: _content(value) for field, value in listed if field != "name"}
         if name in by_name:
-            if any(one != message for one in messages if one.name == name):
+            if any(other != message for other in messages if other.name == name):
                 raise ArgumentError(f"{owner}: argument {name!r} is given twice with different values")
         elif len(fields) == 1:
             [by_name[name]] = fields.values()
@@ -120,27 +119,27 @@ def _read(messages: Sequence[Argument], owner: str) -> Values:
 
 
 def _content(value: Any) -> Any:
-    """Of a field of a message, which may be changed or large, and is not kept."""
+    """The content of a field, copied: the message may be changed or large."""
     if isinstance(value, int | float | bytes):
         return value
     if isinstance(value, Message):
         copy = type(value)()
         copy.CopyFrom(value)
         return copy
-    found = tuple(value)
-    return tuple(map(_content, found)) if found and isinstance(found[0], Message) else found
+    items = tuple(value)
+    return tuple(map(_content, items)) if items and isinstance(items[0], Message) else items
 
 
 def _message(name: str, value: Value) -> Argument:
-    made = Argument(name=name)
-    for field, one in value.items() if isinstance(value, Mapping) else ((_kind(value), value),):
-        if isinstance(one, Message):
-            getattr(made, field).CopyFrom(one)
-        elif not isinstance(one, tuple):
-            setattr(made, field, one)
-        elif one:
-            getattr(made, field).extend(one)
-    return made
+    message = Argument(name=name)
+    for field, content in value.items() if isinstance(value, Mapping) else ((_kind(value), value),):
+        if isinstance(content, Message):
+            getattr(message, field).CopyFrom(content)
+        elif not isinstance(content, tuple):
+            setattr(message, field, content)
+        elif content:
+            getattr(message, field).extend(content)
+    return message
 
 
 def _key_of(by_name: Mapping[str, Value]) -> Hashable:
@@ -156,7 +155,7 @@ def _key_of_one(value: Any) -> Hashable:
     if isinstance(value, Message):
         return type(value).__name__, value.SerializePartialToString(deterministic=True)
     if isinstance(value, Mapping):
-        return tuple([(field, _key_of_one(one)) for field, one in sorted(value.items(), key=itemgetter(0))])
+        return tuple([(field, _key_of_one(content)) for field, content in sorted(value.items(), key=itemgetter(0))])
     if isinstance(value, tuple) and value and isinstance(value[0], Message):
         return tuple(map(_key_of_one, value))
     return marshal.dumps(value, _WITHOUT_REFERENCES)
@@ -211,10 +210,10 @@ class Arguments:
         value = self.values.get(name)
         if value is None:
             return default
-        found = float(value) if type(value) is int or type(value) is float else cast(float, self._scalar(name, "f"))
-        if math.isnan(found):
+        number = float(value) if type(value) is int or type(value) is float else cast(float, self._scalar(name, "f"))
+        if math.isnan(number):
             raise ArgumentError(f"{self._owner}: argument {name!r} is not a number")
-        return found
+        return number
 
     def string(self, name: str, default: str) -> str:
         """A string (bytes in the message, UTF-8)."""
@@ -245,7 +244,7 @@ class Arguments:
         return [self._decode(name, value) for value in self._list(name, "strings")]
 
     def field(self, name: str, field: str) -> Any:
-        """What argument `name` holds in a `field` of its message ("i", "strings"), None where that is nothing.
+        """The content of a `field` ("i", "strings") of argument `name`'s message, None where it is empty.
 
         For arguments that may be of several kinds, as those of fillers.
         """
@@ -255,7 +254,7 @@ class Arguments:
         return value if value is not None and _kind(value) == field else None
 
     def once(self, key: Hashable, read: Callable[[], T]) -> T:
-        """What `read` makes of the arguments alone, under this `key`; called once for all of equal arguments."""
+        """The result of `read`, which depends on the arguments alone; cached under `key` for all equal arguments."""
         return self.values.once(key, read)
 
     def _decode(self, name: str, value: bytes) -> str:
@@ -282,7 +281,7 @@ def _word(value: Value) -> str:
 
 
 def value_of(name: str, value: ArgumentValue | tuple[Any, ...]) -> Value:
-    """What an argument of a Python value holds: int and bool an integer, float one in 32 bits, str bytes, and tuples.
+    """The value of an argument from Python's: an integer from int and bool, float32 from float, bytes from str, tuples.
 
     A list that mixes ints and floats has floats; an empty one has no values. Raises ArgumentError for any other type.
     """
@@ -301,7 +300,7 @@ def value_of(name: str, value: ArgumentValue | tuple[Any, ...]) -> Value:
 
 
 def _values_of(name: str, values: list[Any] | tuple[Any, ...]) -> tuple[Any, ...]:
-    kinds = set(map(type, values))  # of which there are few where a list is long
+    kinds = set(map(type, values))  # few, however long the list
     if all(issubclass(kind, int) for kind in kinds):
         integers = tuple(values) if kinds == {int} else tuple(map(int, values))
         _check_int64(name, (min(integers), max(integers)) if integers else ())

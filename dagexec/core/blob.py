@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Blob:
-    """A slot with a name. Operators keep the Blob; what it holds may be set later, and replaced between runs."""
+    """A slot with a name. Operators keep the Blob; its object may be set later, and replaced between runs."""
 
     __slots__ = ("_value", "name")
 
@@ -24,7 +24,7 @@ class Blob:
 
     @property
     def value(self) -> object:
-        """What the blob holds, or None. Whoever sets it makes the prepared steps that use the blob out of date."""
+        """The object of the blob, or None. Setting it invalidates the prepared steps that use the blob."""
         return self._value
 
     @value.setter
@@ -63,14 +63,14 @@ def set_content(blob: Blob, content: Content) -> None:
 
 
 def set_made(blob: Blob, make: Callable[[], Content]) -> None:
-    """Have `blob` hold a variant whose content is made when somebody asks."""
+    """Have `blob` hold a variant whose content is made on demand."""
     if not isinstance(blob.value, Variant):
         blob.value = Variant()
     blob.get(Variant).set_made(make)
 
 
 def content_of(blob: Blob) -> Content:
-    """What `blob` holds: of a tensor, a copy of its values. Raises MissingBlobError, or BlobTypeError for a handle."""
+    """The content of `blob`; a copy of a tensor's values. Raises MissingBlobError, or BlobTypeError for a handle."""
     value = blob.value
     if isinstance(value, Variant):
         return value.content
@@ -89,7 +89,7 @@ def tensor_in(blob: Blob) -> Tensor:
 
 
 def assign(target: Blob, source: Blob) -> None:
-    """Have `target` hold what `source` holds: a tensor's values are copied, a variant's content is shared."""
+    """Assign the object of `source` to `target`: a tensor's values are copied, a variant's content is shared."""
     value = source.value
     if isinstance(value, Variant):
         set_content(target, value.content)

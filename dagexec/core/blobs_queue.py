@@ -28,7 +28,7 @@ MAX_RECORDS, MAX_BLOBS = 1 << 20, 1 << 16
 
 @dataclass(frozen=True)
 class QueueStatistics:
-    """A moment of a queue.
+    """A snapshot of a queue.
 
     Attributes:
         capacity: records it holds at most.
@@ -93,7 +93,7 @@ class BlobsQueue:
         reset_after_fork(self, BlobsQueue._forked)
 
     def _forked(self) -> None:
-        """In a child made by `os.fork`: whoever holds the lock, or waits, is a thread of the parent."""
+        """In a child made by `os.fork`: threads that hold the lock or wait are the parent's."""
         self._lock = threads().owned_lock()
         self._enqueuing, self._dequeuing = [], []
 
@@ -128,9 +128,9 @@ class BlobsQueue:
 
     def dequeue(self, timeout: float | None = None) -> list[Array]:
         """The first record, copied; see `dequeue_into`."""
-        found: list[Array] = []
-        self.dequeue_into(lambda record: found.extend(array.copy() for array in record), timeout)
-        return found
+        copies: list[Array] = []
+        self.dequeue_into(lambda record: copies.extend(array.copy() for array in record), timeout)
+        return copies
 
     def dequeue_into(self, take: Callable[[Sequence[Array]], object], timeout: float | None = None) -> None:
         """Have `take` copy from the first record, waiting while there is none; the arrays are the queue's.
@@ -159,9 +159,9 @@ class BlobsQueue:
             self._give_back(record)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Take no more records; those in it can still be dequeued, and who waits in vain gets QueueClosedError.
+        """Take no more records; those in it can still be dequeued, and other waiting threads get QueueClosedError.
 
-        `error` is why, and becomes the cause of these errors. Idempotent: the first one counts.
+        `error` becomes the cause of these errors. Idempotent: the first one counts.
         """
         with self._locked():
             if not self._closed:
@@ -228,6 +228,6 @@ def _fill(record: Record, arrays: Sequence[Array]) -> None:
 
 
 def _notify_all(waits: list[ThreadWait]) -> None:
-    """Have those who wait look again; each looks for itself, and one that may not go on waits anew."""
+    """Wake all waiting threads: each checks whether it may go on, and otherwise waits again."""
     for wait in waits:
         wait.notify()

@@ -23,7 +23,7 @@ NET_TYPE = "body"
 
 
 class Body(Protocol):
-    """A net that an operator runs, as often as it likes, on what the blobs of the body's inputs hold then."""
+    """A net that an operator runs, any number of times, on the current contents of the body's inputs."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class Body(Protocol):
         """Release threads and memory."""
 
     def infer(self, known: Mapping[int, TensorType], results: Sequence[Blob]) -> InferredBody | None:
-        """What `results` will be when blobs, by their ids, have the types `known`; None where only a run can tell."""
+        """The types of `results` when blobs, by their ids, have the types `known`; None where only a run can tell."""
 
     def settle(self) -> SettledBody:
         """Prepare for the shapes that blobs have now, where `infer` found that nothing else matters."""
@@ -55,11 +55,11 @@ class SettledBody:
 
     Attributes:
         execute: executes it once.
-        parts: its steps, for who would rather call them one after another; empty where it executes chains side by side.
-        name_part: how errors name one of them.
-        blobs: those that it writes, which have to hold what they hold now when it is executed.
+        parts: its steps, to be called in sequence instead; empty where it executes chains concurrently.
+        name_part: the name of a step in errors.
+        blobs: those that it writes; they must hold their present objects when it is executed.
         nbytes: an estimate of its memory.
-        in_place: finds out whether the blobs hold what they did, once those in `blobs` were given that again.
+        in_place: whether all blobs hold the objects that they held, after those of `blobs` were restored.
     """
 
     execute: Callable[[], object]

@@ -51,14 +51,14 @@ def types_with_bodies(definition: Node, inputs: Seen, infer_net: InferNet) -> Bo
     captured = dict(zip(names, zip(inputs.types[own:], inputs.contents[own:], strict=True), strict=True))
     nets = sub_nets_of(definition, schema)
 
-    def results(argument: str, given: Types) -> Types:
+    def results(argument: str, kinds: Types) -> Types:
         formal = [name for name in nets[argument].external_input if name not in captured] if argument in nets else []
-        if argument not in nets or len(formal) != len(given):
-            raise SchemaError(f"{definition.type}: {argument} takes {len(formal)} values, and is given {len(given)}")
-        known = {name: (kind, None) for name, kind in zip(formal, given, strict=True)}
+        if argument not in nets or len(formal) != len(kinds):
+            raise SchemaError(f"{definition.type}: {argument} takes {len(formal)} values, and is given {len(kinds)}")
+        known = {name: (kind, None) for name, kind in zip(formal, kinds, strict=True)}
         return infer_net(nets[argument], captured | known)
 
     types, contents = tuple(inputs.types[:own]), tuple(inputs.contents[:own])
-    found = schema.infer_bodies(BodyCall(definition, arguments, types, contents, results))
+    answer = schema.infer_bodies(BodyCall(definition, arguments, types, contents, results))
     missing = (None,) * len(definition.output)
-    return replace(found, outputs=(*found.outputs, *missing)[: len(missing)])
+    return replace(answer, outputs=(*answer.outputs, *missing)[: len(missing)])

@@ -1,11 +1,11 @@
 """Choices by measurement: which of several ways to compute is fastest here, kept for the process and in a file.
 
 A choice is text under a key that names all that it depends on: processor, library and its version, geometry, threads.
-Measuring takes time, so it happens until a deadline only: `with measuring(seconds):`. Outside of it, what is known is
-used and for the rest the caller's rule decides. `postponed` lets the dearest be measured first. At the end of
-`measuring` new choices go to the cache file: `$DAGEXEC_CHOICES` (a path, or "off"), else
-`$XDG_CACHE_HOME/dagexec/choices.json`, where `~/.cache` is the default. A file that is damaged, or is something else,
-is warned of and not read; what it costs is to measure again.
+Measuring takes time, so it is done only until a deadline: `with measuring(seconds):`. Outside of it, existing choices
+are used, and for the rest the caller's rule decides. `postponed` measures the most important choices first. At the end
+of `measuring` new choices go to the cache file: `$DAGEXEC_CHOICES` (a path, or "off"), else
+`$XDG_CACHE_HOME/dagexec/choices.json`, where `~/.cache` is the default. A damaged or foreign file causes a warning and
+is not read: its choices are measured again.
 """
 
 from __future__ import annotations
@@ -37,84 +37,84 @@ class Choices:
     """Choices by key. Threads may use it at once.
 
     Attributes:
-        generation: another number whenever a choice may have become another.
+        generation: changes whenever a choice may have changed.
     """
 
     def __init__(self) -> None:
         self.generation = 0
         self._lock = ProcessLock()
-        self._given: dict[str, str] = {}
-        self._known: dict[str, str] = {}
+        self._loaded: dict[str, str] = {}
+        self._measured: dict[str, str] = {}
         self._new: dict[str, str] = {}
         self._file: Path | None = None
         self._looked = False
 
     def find(self, key: str, *, given_only: bool = False) -> str | None:
-        """What was chosen under `key`; `given_only`: in a file that the caller named to `load`."""
+        """The choice under `key`; with `given_only`, only from files that were passed to `load`."""
         with self._lock.own:
-            found = self._given.get(key)
-            if found is not None or given_only:
-                return found
+            choice = self._loaded.get(key)
+            if choice is not None or given_only:
+                return choice
             self._read_cache()
-            return self._known.get(key)
+            return self._measured.get(key)
 
     def is_empty(self) -> bool:
-        """True when nothing was chosen: then no key needs to be made, which takes a digest of a whole net."""
+        """True without choices: then no key is needed, which saves the digest of a whole net."""
         with self._lock.own:
             self._read_cache()
-            return not (self._known or self._given)
+            return not (self._measured or self._loaded)
 
     def near(self, key: str) -> str | None:
-        """What was chosen under a key with another batch, the nearest; None where `key` does not end with a batch."""
-        family, found, batch = key.rpartition(_BATCH)
-        if not found:
+        """The choice for the nearest other batch; None where `key` does not end with a batch."""
+        family, separator, batch = key.rpartition(_BATCH)
+        if not separator:
             return None
         start = family + _BATCH
         kin = {other[len(start) :]: name for other, name in self.all().items() if other.startswith(start)}
         sizes = [size for size in kin if size.isdigit()]
-        wanted = float(batch)
-        return kin[min(sizes, key=lambda size: abs(math.log2(max(1, int(size)) / wanted)))] if sizes else None
+        target = float(batch)
+        return kin[min(sizes, key=lambda size: abs(math.log2(max(1, int(size)) / target)))] if sizes else None
 
     def keep(self, key: str, choice: str) -> str:
-        """Keep a measured choice, unless another was kept meanwhile. Returns the one that holds."""
+        """Keep a measured choice, unless another was kept meanwhile. Returns the valid one."""
         with self._lock.own:
-            kept = self._known.setdefault(key, choice)
-            if kept is choice:
+            valid = self._measured.setdefault(key, choice)
+            if valid is choice:
                 self._new[key] = choice
                 self.generation += 1
-            return kept
+            return valid
 
     def forget(self) -> None:
-        """Drop all choices; the cache file is left alone, and is read again when something is requested."""
+        """Drop all choices; the cache file stays, and is read again at the next request."""
         with self._lock.own:
-            self._given, self._known, self._new, self._looked = {}, {}, {}, False
+            self._loaded, self._measured, self._new, self._looked = {}, {}, {}, False
             self.generation += 1
 
     def all(self) -> dict[str, str]:
-        """All choices that hold."""
+        """All valid choices."""
         with self._lock.own:
             self._read_cache()
-            return self._known | self._given
+            return self._measured | self._loaded
 
     def load(self, path: str | Path) -> int:
-        """Read a file that `save` wrote; its choices go before measured ones. Returns how many there are.
+        """Read a file that `save` wrote; its choices take precedence over measured ones. Returns their number.
 
         Raises ModelFormatError when the file cannot be read or is something else.
         """
-        found = _read(Path(path))
+        loaded = _read(Path(path))
         with self._lock.own:
-            self._given.update(found)
+            self._loaded.update(loaded)
             self.generation += 1
-        return len(found)
+        return len(loaded)
 
     def save(self, path: str | Path) -> int:
-        """Write all choices to a file, atomically. Returns how many. Raises OutputError when that fails."""
-        found = self.all()
-        _write(Path(path), found)
-        return len(found)
+        """Write all choices to a file, atomically. Returns their number. Raises OutputError when that fails."""
+        everything = self.all()
+        _write(Path(path), everything)
+        return len(everything)
 
     def flush(self) -> None:
-        """Add what was measured since the last time to the cache file. When that fails, a warning says so."""
+        """Add the choices measured since the last call to the cache file. When that fails, a warning says so."""
         with self._lock.own:
             self._read_cache()
             path, new = self._file, self._new
@@ -133,12 +133,12 @@ class Choices:
             return
         self._file = cache_file()
         if self._file is not None:
-            self._known = (_read_or_warn(self._file) or {}) | self._known
+            self._measured = (_read_or_warn(self._file) or {}) | self._measured
         self._looked = True  # last: a child may be forked meanwhile
 
 
 def cache_file() -> Path | None:
-    """Where choices are kept from one process to the next; None when that is switched off."""
+    """The cache file, shared by processes; None when it is switched off."""
     named = os.environ.get("DAGEXEC_CHOICES", "")
     if named == "off":
         return None
@@ -152,7 +152,7 @@ def cache_file() -> Path | None:
 
 
 def _read_or_warn(path: Path) -> dict[str, str] | None:
-    """The choices of a file; None where there is none, or where it is no such file, which is warned of."""
+    """The choices of a file; None where there is none, or, with a warning, where it is not such a file."""
     try:
         if not path.exists():
             return None
@@ -170,14 +170,14 @@ def _read(path: Path) -> dict[str, str]:
         raise ModelFormatError(f"{path}: choices cannot be read: {error}") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("version") != 1:
         raise ModelFormatError(f"{path}: expected a file of {_FORMAT}, version 1")
-    found = content.get("choices")
-    if not isinstance(found, dict) or not all(isinstance(choice, str) for choice in found.values()):
+    by_key = content.get("choices")
+    if not isinstance(by_key, dict) or not all(isinstance(choice, str) for choice in by_key.values()):
         raise ModelFormatError(f"{path}: choices must map keys to names")
-    return found
+    return by_key
 
 
-def _write(path: Path, found: dict[str, str]) -> None:
-    content = {"format": _FORMAT, "version": 1, "choices": dict(sorted(found.items()))}
+def _write(path: Path, by_key: dict[str, str]) -> None:
+    content = {"format": _FORMAT, "version": 1, "choices": dict(sorted(by_key.items()))}
     write_atomically(path, json.dumps(content, indent=1).encode())
 
 
@@ -205,7 +205,7 @@ def save_choices(path: str | Path) -> int:
 _turn = threading.RLock()
 _until: ContextVar[Deadline | None] = ContextVar("_until", default=None)
 _lock = ProcessLock()
-_blocks: list[int] = []  # of `measuring`: the thread that is in it
+_blocks: list[int] = []  # the threads that are in blocks of `measuring`
 _at_end: list[Callable[[], object]] = []
 
 
@@ -213,8 +213,8 @@ _at_end: list[Callable[[], object]] = []
 def measuring(seconds: float) -> Iterator[None]:
     """For so many seconds of the block, `choose` may measure in this thread.
 
-    A block within another has no more time than is left of that. At the end, what was measured goes to the cache file,
-    also when the block is interrupted.
+    A nested block has at most the rest of the outer block's time. At the end new choices go to the cache file, also
+    when the block is interrupted.
     """
     outer = _until.get()
     token = _until.set(Deadline(seconds) if outer is None else outer.within(seconds))
@@ -232,7 +232,7 @@ def measuring(seconds: float) -> Iterator[None]:
 
 
 def _end_if_over() -> None:
-    """Make the calls that were put off, if no block is left."""
+    """Make the postponed calls, if no block is left."""
     callbacks: list[Callable[[], object]] = []
     with _lock.own:
         if not _blocks:
@@ -264,7 +264,7 @@ def at_end_of_measuring(callback: Callable[[], object]) -> None:
 
 
 def seconds_left() -> float:
-    """For how long this thread may measure now; 0 outside of `measuring`, less once it is over."""
+    """For how long this thread may measure now; 0 outside of `measuring`, negative after its end."""
     deadline = _until.get()
     return 0.0 if deadline is None else deadline.left()
 
@@ -279,17 +279,17 @@ _postponed: ContextVar[dict[str, tuple[float, Measure]] | None] = ContextVar("_p
 def postponed() -> Iterator[Callable[[], bool]]:
     """Within the block, `choose` measures nothing in this thread, but notes what it would measure.
 
-    The function that it gives measures what was noted, what has the largest weight first, as long as seconds are left;
-    it says whether they sufficed.
+    The function that it yields measures what was noted, by descending weight, as long as seconds are left; it returns
+    whether they sufficed.
     """
     noted: dict[str, tuple[float, Measure]] = {}
 
     def measure() -> bool:
-        for key, (_, one) in sorted(noted.items(), key=lambda item: -item[1][0]):
+        for key, (_, measure_one) in sorted(noted.items(), key=lambda item: -item[1][0]):
             if seconds_left() <= 0:
                 return False
-            with suppress(UnsupportedFeatureError):  # whoever prepares it is told so again
-                choose(key, one)
+            with suppress(UnsupportedFeatureError):  # raised again at preparation
+                choose(key, measure_one)
         return seconds_left() > 0
 
     token = _postponed.set(noted)
@@ -300,14 +300,14 @@ def postponed() -> Iterator[Callable[[], bool]]:
 
 
 def choose(key: str, measure: Measure, *, weight: float = 0.0) -> str | None:
-    """The choice under `key`: known, or measured now; None when it is not known and there is no time for it.
+    """The choice under `key`, measured now if need be; None when there is no time for that.
 
-    `measure` gets the seconds that are left. One thread measures at a time, so that none disturbs another. `weight` is
-    what the choice matters, in any unit: see `postponed`.
+    `measure` gets the remaining seconds. Threads measure one at a time, so that none disturbs another. `weight` is the
+    importance of the choice, in any unit: see `postponed`.
     """
-    found = choices.find(key)
-    if found is not None or seconds_left() <= 0:
-        return found
+    choice = choices.find(key)
+    if choice is not None or seconds_left() <= 0:
+        return choice
     noted = _postponed.get()
     if noted is not None:
         noted[key] = (noted.get(key, (0.0, measure))[0] + weight, measure)
@@ -316,11 +316,11 @@ def choose(key: str, measure: Measure, *, weight: float = 0.0) -> str | None:
         return None
     try:
         check_stop()
-        found = choices.find(key)
-        left = seconds_left()
-        if found is not None or left <= 0:
-            return found
-        measured = measure(left)
+        choice = choices.find(key)
+        seconds = seconds_left()
+        if choice is not None or seconds <= 0:
+            return choice
+        measured = measure(seconds)
         return None if measured is None else choices.keep(key, measured)
     finally:
         _turn.release()

@@ -1,6 +1,6 @@
-"""Arguments that every operator may have: those that nets, passes and devices read, and those that nothing reads.
+"""Arguments that every operator may have: those that nets, passes and devices read, and those that are ignored.
 
-All others must be in the schema of the operator, as an argument that nothing reads is most often one misspelled.
+All others must be in the schema of the operator, as an argument that nothing reads is probably misspelled.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ UNREAD = frozenset(
         "use_cudnn", "use_gpu_transform", "use_nnpack", "ws_nbytes_limit",
     }
 )  # fmt: skip
-"""Arguments that Caffe2's helpers give to operators that do not read them: they choose an algorithm, or the order of
-channels for operators to which it is all one."""
+"""Ignored arguments of Caffe2's helpers: they choose an algorithm, or the order of channels for operators that work
+with any."""

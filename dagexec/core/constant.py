@@ -1,10 +1,10 @@
-"""What is kept of a tensor whose values never change: results computed from it, and how its values are made anew.
+"""Constants: results computed from a tensor whose values never change, and how to restore its values.
 
-Packed forms, the values as kernels read them, are all made by `packed`. Who has some from elsewhere, a file say, gives
-them before the first run (`keep`).
+`packed` makes packed forms, the values as kernels read them. Forms from elsewhere, such as a file, are given before the
+first run (`keep`).
 
-A constant that is packed for the operators that read it is in memory twice. Where nothing else reads it, and nothing
-will ask for it soon, the plain values may go: packing them moved them, and can be undone.
+A constant that is packed for the operators that read it is in memory twice. Where nothing else reads it or will soon,
+the plain values may be freed: packing is a permutation, and can be undone.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ Derived = TypeVar("Derived")
 Array = npt.NDArray[Any]
 
 Keeper = Callable[[str], Array | None]
-"""Gives the packed form of a name of a constant; None where it has none."""
+"""Returns a constant's packed form of this name; None where it has none."""
 
 _LINE = 64  # bytes
 
 MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 26
-"""Smaller constants stay, and larger ones where a copy has to be made to see that they can come back."""
+"""Smaller constants stay, and larger ones where only a trial copy shows that they can be restored."""
 
 letting_go = ProcessLock()
-"""Held while the values of a constant go or come back."""
+"""Held while the values of a constant are freed or restored."""
 
 
 class Constant:
-    """What was computed from a tensor whose values never change, kept for all who need it: packed weights, say.
+    """Results computed from a tensor whose values never change, shared by all users: packed weights, say.
 
     Attributes:
-        most_returns: how often the plain values may come back and go again; below 0 they stay.
+        most_returns: how often the plain values may be restored and freed again; below 0 they stay.
     """
 
     __slots__ = (
         "__weakref__",
-        "_found",
+        "_derived",
         "_is_tried",
         "_keeper",
         "_lock",
@@ -56,7 +56,7 @@ class Constant:
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
-        self._found: dict[Hashable, object] = {}
+        self._derived: dict[Hashable, object] = {}
         self._packed: dict[Hashable, Array] = {}
         self._keeper: Keeper | None = None
         self._make: Callable[[], Array] | None = None
@@ -67,64 +67,64 @@ class Constant:
     def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
         """The result of `compute`, called once for `key`; callers that come while it is computed wait."""
         with self._lock.own:
-            if key not in self._found:
-                self._found[key] = compute()
-            return cast(Derived, self._found[key])
+            if key not in self._derived:
+                self._derived[key] = compute()
+            return cast(Derived, self._derived[key])
 
     def packed(self, form: Hashable, nbytes: int, compute: Callable[[], Array]) -> Array:
-        """The values as kernels read them: bytes, uint8 [nbytes], on a line of a cache and not to be written to.
+        """The values as kernels read them: read-only uint8 [nbytes], aligned to a cache line.
 
-        `form` says all that the bytes depend on beside the values: layouts, and what else was done. A form that is text
-        says it in the same words in every process of one version of dagexec and its libraries. Each is asked of the
-        keeper, if it is text, else made by `compute`: once; callers that come meanwhile wait.
+        `form` identifies all that the bytes depend on besides the values: layouts and transformations. A form that is
+        text is the same in every process with these versions of dagexec and its libraries. The keeper is asked for such
+        a form first; otherwise `compute` makes it, once: concurrent callers wait.
         """
         with self._lock.own:
-            found = self._packed.get(form)
-            if found is None:
-                kept = self._kept(form, nbytes)
-                found = self._packed[form] = compute() if kept is None else kept
-                found.flags.writeable = False
-            return found
+            form_bytes = self._packed.get(form)
+            if form_bytes is None:
+                stored = self._kept(form, nbytes)
+                form_bytes = self._packed[form] = compute() if stored is None else stored
+                form_bytes.flags.writeable = False
+            return form_bytes
 
     def find(self, form: Hashable, nbytes: int) -> Array | None:
-        """What `packed` gives for `form` without making it; None where it has to be made."""
+        """The result of `packed` for `form`, if it exists; else None."""
         with self._lock.own:
-            found = self._packed.get(form)
-            if found is None and (found := self._kept(form, nbytes)) is not None:
-                found.flags.writeable = False
-                self._packed[form] = found
-            return found
+            form_bytes = self._packed.get(form)
+            if form_bytes is None and (form_bytes := self._kept(form, nbytes)) is not None:
+                form_bytes.flags.writeable = False
+                self._packed[form] = form_bytes
+            return form_bytes
 
     def _kept(self, form: Hashable, nbytes: int) -> Array | None:
-        found = self._keeper(form) if self._keeper is not None and isinstance(form, str) else None
-        return found if found is not None and _is_packed(found, nbytes) else None
+        form_bytes = self._keeper(form) if self._keeper is not None and isinstance(form, str) else None
+        return form_bytes if form_bytes is not None and _is_packed(form_bytes, nbytes) else None
 
     def forms(self) -> Mapping[Hashable, Array]:
-        """All that `packed` gave, by form. Those whose form is text may be kept, and be given to `keep` elsewhere."""
+        """All results of `packed`, by form. Those with a text form may be stored, and passed to `keep` elsewhere."""
         with self._lock.own:
             return dict(self._packed)
 
     def keep(self, keeper: Keeper) -> None:
-        """Have `packed` ask `keeper` for arrays: uint8 [nbytes], on a line of a cache; others are not used.
+        """Have `packed` ask `keeper` for arrays: uint8 [nbytes], aligned to a cache line; others are not used.
 
-        What it gives is taken to be what computing would give: only sizes are checked.
+        Their contents are trusted: only sizes are checked.
         """
         self._keeper = keeper
 
     def may_go(self, nbytes: int) -> bool:
-        """False for values of so few bytes that they stay, and for those beside a keeper, whose memory they are in."""
+        """False for values that are too small, and for those in the memory of a keeper."""
         return nbytes >= MIN_BYTES and self._keeper is None and self._make is None
 
     def can_be_made_by(self, make: Callable[[], Array], *, surely: bool = False) -> None:
-        """`make` may give the values in new memory, from what is derived; it is tried unless it `surely` does."""
+        """`make` may restore the values in new memory, from derived results; it is tried unless it `surely` does."""
         if self._make is None:
             self._make, self._is_tried = make, surely
 
     def can_go(self, array: Array) -> bool:
-        """True when `array`, the tensor's, has much memory that nothing else seems to have, and can be made anew."""
+        """True when `array`, the tensor's, is large, seems to be referred to by nothing else, and can be restored."""
         make = self._make
-        most = array.nbytes if self._is_tried else MAX_BYTES
-        if make is None or not MIN_BYTES <= array.nbytes <= most or self._returns > self.most_returns:
+        limit = array.nbytes if self._is_tried else MAX_BYTES
+        if make is None or not MIN_BYTES <= array.nbytes <= limit or self._returns > self.most_returns:
             return False
         owner = array.base
         if not isinstance(owner, np.ndarray) or not owner.flags.c_contiguous or sys.getrefcount(owner) > _REFERENCES:
@@ -143,23 +143,23 @@ class Constant:
 
 
 _REFERENCES = 4
-"""To the memory of a tensor: from its array, its buffer, and two from within `can_go`."""
+"""References to the memory of a tensor: from its array, its buffer, and two from within `can_go`."""
 
 
 def _is_packed(array: Array, nbytes: int) -> bool:
-    """True for so many bytes on a line of a cache."""
+    """True for `nbytes` bytes that are aligned to a cache line."""
     return array.dtype == np.uint8 and array.shape == (nbytes,) and address_of(array) % _LINE == 0
 
 
 def _gives(make: Callable[[], Array], array: Array) -> bool:
-    """True when `make` gives the bytes of `array`; False also where there is no memory for them, or no way."""
+    """True when `make` restores the bytes of `array`; False also where it fails, or memory is short."""
     try:
-        made = make()
+        values = make()
     except DagexecError:
         return False
-    return made.shape == array.shape and made.dtype == array.dtype and np.array_equal(_words(made), _words(array))
+    return values.shape == array.shape and values.dtype == array.dtype and np.array_equal(_words(values), _words(array))
 
 
 def _words(array: Array) -> Array:
-    """The bytes, eight at a time where they divide so."""
+    """The bytes, as words of eight where their number allows it."""
     return array.reshape(-1).view(np.uint64 if array.nbytes % 8 == 0 else np.uint8)

@@ -1,4 +1,4 @@
-"""Conversion: what stands between a strided tensor and an operator that reads or writes packed arrays only.
+"""Conversion: a copy between a strided tensor and an operator that reads or writes only packed arrays.
 
 `Operator.bind` makes conversions where layouts ask for them; a trace gives each a span of its own. Layouts themselves
 are described in `dagexec.core.descriptor`.

@@ -65,9 +65,9 @@ def gradient(
 
 def _comparing(expression: Expression, stands_for: Mapping[Expression, Expression]) -> Expression:
     """The expression with other nodes as operands of its comparisons."""
-    compared = [one for one in conditions(expression) if set(one.operands) & set(stands_for)]
+    compared = [node for node in conditions(expression) if set(node.operands) & set(stands_for)]
     changed = {
-        one: apply(one.kind, *(stands_for.get(operand, operand) for operand in one.operands)) for one in compared
+        node: apply(node.kind, *(stands_for.get(operand, operand) for operand in node.operands)) for node in compared
     }
     return with_inputs(expression, changed)
 
@@ -93,7 +93,7 @@ def _operands_from(node: Expression, value: Expression) -> list[tuple[Expression
     if node.kind == "negative":
         return [(node.operands[0], -value)]
     if node.kind == "select":
-        return [(one, value) for one in node.operands[1:]]
+        return [(operand, value) for operand in node.operands[1:]]
     if len(node.operands) != 2:
         return []
     left, right = node.operands

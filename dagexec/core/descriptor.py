@@ -2,8 +2,8 @@
 
 The terms are those of the cuDNN developer guide, section "Tensor Descriptor". Axes are always counted in the logical
 order N, C, spatial; the order of the letters in "NHWC" is that of the strides, from the largest to the smallest. An
-axis of size 1 is never stepped along, so its stride has no say in any question asked here, nor has any stride of a
-tensor without elements. `dagexec.core.conversion` has the operators' use of it.
+axis of size 1 is never stepped along, so its stride is irrelevant here, as is any stride of a tensor without elements.
+`dagexec.core.conversion` has the operators' use of it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class TensorDescriptor:
     def of(array: Array) -> TensorDescriptor:
         """The layout of `array`. Raises ShapeError for a negative stride, or one that is no multiple of the itemsize.
 
-        Strides that have no say are given as those of a packed axis.
+        Irrelevant strides are replaced by those of a packed axis.
         """
         shape = tuple(array.shape)
         if array.size == 0:
@@ -123,7 +123,7 @@ class TensorDescriptor:
 
     @property
     def elements(self) -> int:
-        """How many elements there are to count."""
+        """The number of elements."""
         return element_count(self.shape)
 
     @property
@@ -199,11 +199,11 @@ class TensorDescriptor:
             steps = [self.strides[axis] for axis in axes if self._has_say(axis)]
             if all(outer >= inner for outer, inner in itertools.pairwise(steps)):
                 return axes
-        found = sorted((axis for axis in logical if self._has_say(axis)), key=lambda axis: -self.strides[axis])
+        order = sorted((axis for axis in logical if self._has_say(axis)), key=lambda axis: -self.strides[axis])
         for axis in logical:
             if not self._has_say(axis):
-                found.insert(found.index(axis - 1) + 1 if axis else 0, axis)
-        return tuple(found)
+                order.insert(order.index(axis - 1) + 1 if axis else 0, axis)
+        return tuple(order)
 
     @property
     def order(self) -> str:
@@ -323,28 +323,28 @@ def _may_return(axes: Sequence[tuple[int, int]]) -> bool:
         reach -= (size - 1) * stride
         unit = math.gcd(*(later for later, _size in axes[place + 1 :]))
         first = np.arange(1, min(size - 1, reach // stride) + 1, dtype=np.int64) * stride
-        found = [_reachable(first, reach, unit)]
-        most = min(size - 1, (reach + int(distances.max(initial=0))) // stride)
-        if distances.size * (2 * most + 1) > max(_CHUNK, span // 1024):
+        chunks = [_reachable(first, reach, unit)]
+        limit = min(size - 1, (reach + int(distances.max(initial=0))) // stride)
+        if distances.size * (2 * limit + 1) > max(_CHUNK, span // 1024):
             return _addresses_meet(axes)
         chunk = max(1, _CHUNK // max(1, distances.size))
-        for start in range(-most, most + 1, chunk):
-            steps = np.arange(start, min(start + chunk, most + 1), dtype=np.int64) * stride
+        for start in range(-limit, limit + 1, chunk):
+            steps = np.arange(start, min(start + chunk, limit + 1), dtype=np.int64) * stride
             ends = np.abs(distances[:, None] + steps).reshape(-1)
             if not ends.all():
                 return True
-            found.append(_reachable(ends, reach, unit))
-        distances = np.unique(np.concatenate(found))
+            chunks.append(_reachable(ends, reach, unit))
+        distances = np.unique(np.concatenate(chunks))
     return False
 
 
 def _addresses_meet(axes: Sequence[tuple[int, int]]) -> bool:
-    """The same answer from one bit for each address: n steps along an axis are put together from n/2 and n/2."""
+    """As `_may_return`, from one bit for each address: n steps along an axis are combined from n/2 and n/2."""
     marked = 1
     for stride, size in reversed(axes):
-        one, count = marked, 1
+        single, count = marked, 1
         for bit in f"{size:b}"[1:]:
-            parts = [(marked, count), (one, 1)] if bit == "1" else [(marked, count)]
+            parts = [(marked, count), (single, 1)] if bit == "1" else [(marked, count)]
             for part, steps in parts:
                 moved = part << count * stride
                 if marked & moved:
@@ -355,6 +355,6 @@ def _addresses_meet(axes: Sequence[tuple[int, int]]) -> bool:
 
 
 def _reachable(distances: npt.NDArray[np.int64], reach: int, unit: int) -> npt.NDArray[np.int64]:
-    """Those that are at most `reach` and multiples of `unit`, each once. With no axis left, both are 0."""
+    """The distinct distances up to `reach` that are multiples of `unit`. With no axis left, both are 0."""
     near = distances[distances <= reach]
     return np.unique(near[near % unit == 0]) if unit else near

@@ -98,7 +98,7 @@ def _narrow_types() -> Iterator[TypeMeta]:
 
 
 ALL_TYPES = (FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, UINT8, INT16, UINT16, INT32, INT64, BOOL, STRING)
-"""Those that Caffe2 has, and bfloat16: nets in files hold these."""
+"""Caffe2's types, and bfloat16: nets in files have these."""
 NARROW_TYPES = tuple(_narrow_types())
 """Floats and integers of at most 8 bits. In memory each element has a byte; files pack those of less."""
 HELD_TYPES = (*ALL_TYPES, UINT32, UINT64, COMPLEX64, COMPLEX128, *NARROW_TYPES)
@@ -120,8 +120,8 @@ def from_numpy(dtype: npt.DTypeLike) -> TypeMeta:
     try:
         return _BY_NUMPY[numpy_dtype]
     except KeyError:
-        known = ", ".join(meta.name for meta in HELD_TYPES)
-        raise ShapeError(f"dtype {numpy_dtype} is not one a tensor can hold; expected one of {known}") from None
+        names = ", ".join(meta.name for meta in HELD_TYPES)
+        raise ShapeError(f"dtype {numpy_dtype} is not one a tensor can hold; expected one of {names}") from None
 
 
 def from_number(number: int) -> TypeMeta:

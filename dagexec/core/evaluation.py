@@ -1,4 +1,4 @@
-"""One operator, computed on arrays without a net: for what is known before a net runs."""
+"""A single operator, computed on arrays without a net: for values that are known before a net runs."""
 
 from __future__ import annotations
 

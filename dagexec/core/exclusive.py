@@ -1,7 +1,7 @@
-"""What operators on a device take turns to use: memory for one stream at a time, and states of a device library.
+"""Things that operators on a device use in turns: memory for one stream at a time, and states of a device library.
 
-A mutex of the host is not enough there. It is let go when the work has been launched, not when it has been done; so
-each turn also waits, on the device, for the event that the turn before has recorded. Nobody blocks the host for it.
+A mutex of the host is not enough: it is released when the work has been launched, not when it is done. So each turn
+also waits, on the device, for the event that the previous turn recorded. The host is never blocked for it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _watched = threading.local()
 
 @dataclass
 class WatchedTurns:
-    """Names of the turns that a thread is taking at this moment, and of all it has taken since it is watched."""
+    """Names of the turns that a thread is in now, and of all that it took since it is watched."""
 
     held: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
 
 
 def watch_turns() -> WatchedTurns:
-    """Watch the turns that the calling thread takes from now on, until it is called again. For checks."""
+    """Watch the turns of the calling thread from now on, until the next call. For checks."""
     turns = _watched.turns = WatchedTurns()
     return turns
 
 
 class TurnLock:
-    """The lock of what is used in turns, by its name; tells `watch_turns` who holds it. Used as a context manager."""
+    """A named lock for something used in turns; `watch_turns` sees who holds it. Used as a context manager."""
 
     __slots__ = ("__weakref__", "_lock", "name")
 
@@ -92,8 +92,8 @@ class StreamMutex:
     def turn(self, stream: Stream) -> Iterator[Stream]:
         """What is launched on `stream` in the block runs alone, after earlier turns, whether these failed or not.
 
-        The lock is held while the block launches, not while the device works. The turn follows the last one of every
-        stream, not just the turn before: a stream that fails passes over the waiting for those before its own.
+        The lock is held while the block launches, not while the device works. The turn follows the last turn of every
+        stream, not just the previous one: a stream that fails skips its waits for earlier turns.
         """
         with self._lock:
             for other, end in self._ends.items():
@@ -106,7 +106,7 @@ class StreamMutex:
                 try:
                     event.record(stream)
                 except BaseException:
-                    stream.synchronize()  # nobody could be told to wait for this turn
+                    stream.synchronize()  # without an event, no later turn could wait for this one
                     raise
                 self._ends[stream] = event
 
@@ -124,8 +124,8 @@ class LibraryState:
     launch runs on the state's own stream, between two events: `before` lets it wait for the user's stream, and `after`
     lets that go on. A user's failing kernel fails the user's stream, not the state's, which others use too.
 
-    Where a device issues work at once (`issues_at_launch`) there is nothing to pass over later: what was launched for a
-    user that fails is waited for.
+    Where a device issues work at once (`issues_at_launch`) nothing can be skipped later: work launched for a user that
+    fails is waited for.
 
     Attributes:
         name: "library state 0 of sim:0".
@@ -150,7 +150,7 @@ class LibraryState:
     def workspace(self, nbytes: int) -> Array:
         """At least `nbytes` of the state's memory. Use it within `use` only, for work on the state's stream.
 
-        It grows on demand, and waits for the state's stream then, which may still use what it had.
+        It grows on demand, and then waits for the state's stream, which may still use the old memory.
         Raises ResourceError when the device cannot hold it.
         """
         if self._workspace.nbytes < nbytes:
@@ -160,7 +160,7 @@ class LibraryState:
         return self._workspace
 
     def reserve(self, nbytes: int) -> None:
-        """Let the workspace grow to `nbytes` now, so that no use of so much has to wait. Not within `use`.
+        """Let the workspace grow to `nbytes` now, so that later uses need not wait. Not within `use`.
 
         Raises ResourceError when the device cannot hold it.
         """
@@ -171,14 +171,14 @@ class LibraryState:
     def use(self, stream: Stream) -> Iterator[Callable[[Kernel], None]]:
         """Within it the state is the caller's alone. Gives a function that launches on the state's stream.
 
-        It all comes after what was launched on `stream` before, and before what is launched there afterwards.
+        That work follows all that was launched on `stream` before, and precedes all that is launched there later.
         """
         outcome = _Outcome(self, stream)
         with self._lock:
             with self._table:
                 self._first()
                 self._line.append(outcome)
-            if self.stream.failure is not None:  # somebody abandoned it
+            if self.stream.failure is not None:  # it was abandoned
                 if self.stream.is_idle:
                     self.stream.reset()
                 elif self._runtime.issues_at_launch:
@@ -214,18 +214,18 @@ class LibraryState:
             yield
 
     def take_workspace(self) -> Array:
-        """The workspace, once it is idle, for what was captured with it; the state gets another when it needs one."""
+        """The workspace, once it is idle, for work captured with it; the state gets another when it needs it."""
         with self._lock:
             self.stream.synchronize()
-            taken, self._workspace = self._workspace, self._runtime.allocate(0)
-            return taken
+            workspace, self._workspace = self._workspace, self._runtime.allocate(0)
+            return workspace
 
     def give_up(self, users: Collection[Stream], callback: Callable[[], object]) -> None:
-        """Pass over what `users` have launched here and is not done; call `callback` once none of it runs any more.
+        """Skip the work of `users` here that is not done; call `callback` once none of it runs any more.
 
-        A stream that fails passes over its wait for the state's stream too. So when it is idle, work that was launched
-        for it may still stand in line here, and would run when the stream has been reset and has other work. It may
-        also hang here: `callback` is called when it does not any more, and `abandon` sees to that.
+        A stream that fails skips its wait for the state's stream too. So when it is idle, work that was launched for it
+        may still be queued here, and would run when the stream has been reset and has other work. It may also hang:
+        `abandon` ends that, and `callback` is called then.
         """
         with self._table:
             for outcome in self._line:
@@ -233,7 +233,7 @@ class LibraryState:
                     outcome.given_up = True
             first = self._first()
             if self._runtime.issues_at_launch:
-                after = next((one.after for one in reversed(self._line) if one.user in users and one.after), None)
+                after = next((turn.after for turn in reversed(self._line) if turn.user in users and turn.after), None)
             else:
                 after = first.after if first is not None and first.user in users else None
             working = after is None and self.user in users
@@ -245,7 +245,7 @@ class LibraryState:
             callback()
 
     def abandon(self, users: Collection[Stream]) -> None:
-        """End what hangs here if it is work of `users`, or was given up. What is in line behind it fails with it."""
+        """End work that hangs here if it is of `users`, or was given up. Work queued behind it fails with it."""
         with self._table:
             first = self._first()
             stuck = first is not None and (first.given_up or first.user in users)
@@ -253,14 +253,14 @@ class LibraryState:
             self.stream.abandon(DeviceError(f"the {self.name} was given up: what it was working on was stopped"))
 
     def _first(self) -> _Outcome | None:
-        """The turn that the state's stream is at, None when there is none left. Call with `_table` held."""
+        """The current turn of the state's stream, None when there is none. Call with `_table` held."""
         line = self._line
         while line and line[0].after is not None and line[0].after.query() in (EventState.SUCCESS, EventState.FAILED):
             line.popleft()
         return line[0] if line else None
 
     def _forget(self, outcome: _Outcome) -> None:
-        """The turn of `outcome` has no end that could be waited for: what it has launched is skipped."""
+        """The turn of `outcome` has no end to wait for: its work is skipped."""
         with self._table:
             outcome.given_up = True
             self._line.remove(outcome)
@@ -310,7 +310,7 @@ class _Outcome:
         return Kernel(step, kernel.label, kernel.seconds, kernel.operator, kernel.copied_bytes, failed)
 
     def report(self) -> None:
-        """Raise, on the user's stream, what a kernel raised on the state's."""
+        """Raise on the user's stream the error of a kernel on the state's stream."""
         if self.error is not None:
             raise self.error
 

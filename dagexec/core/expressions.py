@@ -131,8 +131,8 @@ class Expression:
     def __init__(self, kind: str, operands: tuple[Expression, ...], value: float, *, of_row: bool = True) -> None:
         self.kind, self.operands, self.value = kind, operands, value
         is_joined = kind in PRIMITIVES and PRIMITIVES[kind].is_reduction
-        self.is_of_row: bool = is_joined or (of_row and all(one.is_of_row for one in operands))
-        self.size: int = 1 + sum(one.size for one in operands)
+        self.is_of_row: bool = is_joined or (of_row and all(operand.is_of_row for operand in operands))
+        self.size: int = 1 + sum(operand.size for operand in operands)
 
     def __add__(self, other: Expression | float) -> Expression:
         return apply("add", self, other)
@@ -215,10 +215,10 @@ ROW_COUNT = _made(COUNT)
 
 def apply(kind: str, *operands: Expression | float) -> Expression:
     """A primitive of operands, folded where all are numbers, or where an operand leaves the other as it is."""
-    nodes = tuple(one if isinstance(one, Expression) else number(one) for one in operands)
-    if nodes and all(one.kind == NUMBER for one in nodes) and not PRIMITIVES[kind].is_reduction:
+    nodes = tuple(operand if isinstance(operand, Expression) else number(operand) for operand in operands)
+    if nodes and all(operand.kind == NUMBER for operand in nodes) and not PRIMITIVES[kind].is_reduction:
         with np.errstate(all="ignore"):
-            return number(float(PRIMITIVES[kind].function(*(one.value for one in nodes))))
+            return number(float(PRIMITIVES[kind].function(*(operand.value for operand in nodes))))
     first, last = nodes[0], nodes[-1]
     if kind == "select" and first.kind == NUMBER:
         return nodes[1] if first.value else last
@@ -314,9 +314,9 @@ def in_order(*results: Expression) -> list[Expression]:
     pending = list(reversed(results))
     while pending:
         node = pending[-1]
-        missing = [one for one in node.operands if one not in order] if node not in order else []
+        missing = [operand for operand in node.operands if operand not in order] if node not in order else []
         if missing:
-            missing.sort(key=lambda one: -one.size)
+            missing.sort(key=lambda operand: -operand.size)
             pending += reversed(missing)
         else:
             order.setdefault(pending.pop())
@@ -335,10 +335,10 @@ def flops_of(*results: Expression) -> float:
 
 def replaced(expression: Expression, change: Callable[[Expression, tuple[Expression, ...]], Expression]) -> Expression:
     """The expression made anew from its leaves: `change` gets each node with its operands as they have become."""
-    made: dict[Expression, Expression] = {}
+    rebuilt_nodes: dict[Expression, Expression] = {}
     for node in in_order(expression):
-        made[node] = change(node, tuple(made[one] for one in node.operands))
-    return made[expression]
+        rebuilt_nodes[node] = change(node, tuple(rebuilt_nodes[one] for one in node.operands))
+    return rebuilt_nodes[expression]
 
 
 def rebuilt(node: Expression, operands: tuple[Expression, ...]) -> Expression:
@@ -362,9 +362,9 @@ def evaluated(results: Sequence[Expression], inputs: Sequence[Array], axis: int 
                 values[node] = node.value
             elif node.kind == COUNT:
                 shape, axes = np.broadcast_shapes(*map(np.shape, inputs)), np.atleast_1d(axis)
-                values[node] = max(1, math.prod(shape[one] for one in axes))
+                values[node] = max(1, math.prod(shape[operand] for operand in axes))
             else:
-                primitive, operands = PRIMITIVES[node.kind], [values[one] for one in node.operands]
+                primitive, operands = PRIMITIVES[node.kind], [values[operand] for operand in node.operands]
                 options = {"axis": axis, "keepdims": True} if primitive.is_reduction else {}
                 values[node] = primitive.function(*operands, **options)
     return [np.asarray(values[result]) for result in results]
@@ -386,7 +386,7 @@ def as_lines(result: Expression) -> list[str]:
             names[node] = repr(node.value)
         else:
             names[node] = f"%{len(lines)}"
-            lines.append(" ".join([node.kind, *(names[one] for one in node.operands)]))
+            lines.append(" ".join([node.kind, *(names[operand] for operand in node.operands)]))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What a caller gives for a run, checked before anything runs: names, element types and shapes of inputs, and `out`."""
+"""Checks of a caller's arrays before a run: names, element types and shapes of inputs, and `out`."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _MAX_WORK = 100_000  # of `numpy.shares_memory` on two strided arrays; beyond it
 
 
 def named_feeds(net: str, feeds: Feeds | npt.ArrayLike, needed: Set[str]) -> Feeds:
-    """The feeds by name: a mapping as it is, and an array as the one input that is `needed`. Raises FeedError."""
+    """The feeds by name: a mapping as it is, an array for the only input that is `needed`. Raises FeedError."""
     if isinstance(feeds, Mapping):
         return feeds
-    found = type(feeds).__name__
+    type_name = type(feeds).__name__
     if not hasattr(feeds, "__array__"):
-        raise FeedError(f"net {net!r}: feeds must be arrays by name, for {sorted(needed)}; found {found}")
+        raise FeedError(f"net {net!r}: feeds must be arrays by name, for {sorted(needed)}; found {type_name}")
     if len(needed) != 1:
         raise FeedError(
             f"net {net!r}: a bare array is for a net with one input, and this one has {sorted(needed)}; expected "
-            f"arrays by name, found {found}"
+            f"arrays by name, found {type_name}"
         )
     return dict.fromkeys(needed, feeds)
 
 
 def result_names(net: str, outputs: Iterable[str]) -> tuple[str, ...]:
-    """The names of results as a caller gives them. Raises FeedError for anything else than several texts."""
+    """The names of requested results. Raises FeedError unless they are a collection of strings."""
     if isinstance(outputs, str) or not isinstance(outputs, Iterable):
         raise FeedError(f"net {net!r}: outputs must be a list of names, found {outputs!r:.80}")
     names = tuple(outputs)
@@ -72,25 +72,25 @@ def check_feeds(model: Model, feeds: Feeds, needed: Set[str]) -> dict[str, Array
 
 
 def as_arrays(net: str, feeds: Feeds) -> dict[str, Array]:
-    """The feeds as arrays, of the callers' own memory where they show it: buffers, `__array__`, `__dlpack__` and so on.
+    """The feeds as arrays, without copies where they share their memory: buffers, `__array__`, `__dlpack__` and so on.
 
-    Raises FeedError for what is none.
+    Raises FeedError for anything else.
     """
     return {name: _as_array(f"net {net!r}", name, value) for name, value in feeds.items()}
 
 
 class HeldMemory:
-    """The memory of arrays by name, to be asked often which of them another array meets."""
+    """The memory of arrays by name, for fast checks whether another array overlaps them."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        found = sorted((*_bounds(array), name) for name, array in arrays.items() if array.size)
-        self._low = [low for low, _, _ in found]
-        self._highest = list(itertools.accumulate((high for _, high, _ in found), max))
-        self._names = [name for _, _, name in found]
+        bounds = sorted((*_bounds(array), name) for name, array in arrays.items() if array.size)
+        self._low = [low for low, _, _ in bounds]
+        self._highest = list(itertools.accumulate((high for _, high, _ in bounds), max))
+        self._names = [name for _, _, name in bounds]
         self._arrays = arrays
 
     def met_by(self, array: Array) -> str | None:
-        """The name of an array that has memory in common with `array`, None where there is none."""
+        """The name of an array that overlaps `array`, None where there is none."""
         low, high = _bounds(array)
         index = bisect_left(self._low, high)  # those before begin before `array` ends
         while index and self._highest[index - 1] > low:
@@ -103,9 +103,9 @@ class HeldMemory:
 def check_out(
     net: str, out: Mapping[str, Array], names: Sequence[str], feeds: Mapping[str, Array], parameters: HeldMemory
 ) -> None:
-    """Raise FeedError unless `out` has arrays that results of a run, those called `names`, can be written to.
+    """Raise FeedError unless the results `names` of a run can be written to the arrays of `out`.
 
-    Each element has a place of its own: not one of the same array, of another one, of `feeds`, or of the `parameters`.
+    No element may share memory with another one of the same array, of another, of `feeds` or of the `parameters`.
     """
     if not isinstance(out, Mapping):
         raise FeedError(f"net {net!r}: out must be arrays by name, for {list(names)}; found {type(out).__name__}")
@@ -134,25 +134,25 @@ def check_out(
 
 
 def _bounds(array: Array) -> tuple[int, int]:
-    """The address of the first byte, and that behind the last one."""
+    """The address of the first byte, and that after the last."""
     if not array.flags.c_contiguous:
         return byte_bounds(array)
     start = address_of(array)
     return start, start + array.nbytes
 
 
-def _meet(one: Array, other: Array) -> bool:
-    """True when the arrays have memory in common, and where that would take too long to tell."""
-    if not np.may_share_memory(one, other):
+def _meet(array: Array, other: Array) -> bool:
+    """True when the arrays overlap, or that would take too long to tell."""
+    if not np.may_share_memory(array, other):
         return False
     try:
-        return np.shares_memory(one, other, max_work=_MAX_WORK)  # type: ignore[arg-type]
+        return np.shares_memory(array, other, max_work=_MAX_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
 
 def _meets_itself(array: Array) -> bool:
-    """True when two indices lead to one byte; the direction of an axis has no say in that."""
+    """True when two indices lead to the same byte, whatever the directions of the axes."""
     if array.flags.c_contiguous or array.flags.f_contiguous:
         return False
     shape, strides = (*array.shape, array.itemsize), (*map(abs, array.strides), 1)
@@ -160,7 +160,7 @@ def _meets_itself(array: Array) -> bool:
 
 
 def _as_array(prefix: str, name: str, value: npt.ArrayLike) -> Array:
-    """`value` as an array, without a copy where it shows its memory."""
+    """`value` as an array, without a copy where it shares its memory."""
     if value.__class__ is np.ndarray:
         return value
     try:
@@ -172,7 +172,7 @@ def _as_array(prefix: str, name: str, value: npt.ArrayLike) -> Array:
 
 
 def _check_feed(prefix: str, name: str, info: InputInfo, value: Any) -> Any:
-    """What is fed, as an array, or as a Variant where the input is a sequence or an optional."""
+    """The value as an array, or as a Variant where the input is a sequence or an optional."""
     if not (info.is_sequence or info.is_optional):
         return _check_array(prefix, name, info, value)
     if value is None and info.is_optional:
@@ -185,7 +185,7 @@ def _check_feed(prefix: str, name: str, info: InputInfo, value: Any) -> Any:
 
 
 def _own(array: Array) -> Array:
-    """A copy, which nobody else writes."""
+    """A private copy."""
     check_fits(array.nbytes, f"a copy of an array of shape {array.shape}")
     return np.array(array, order="C")
 
@@ -193,14 +193,14 @@ def _own(array: Array) -> Array:
 def _check_array(prefix: str, name: str, info: InputInfo, value: npt.ArrayLike) -> Array:
     array = _as_array(prefix, name, value)
     try:
-        found = dtypes.from_numpy(array.dtype)
-        if found is dtypes.STRING:
+        meta = dtypes.from_numpy(array.dtype)
+        if meta is dtypes.STRING:
             array = as_bytes_objects(array)
     except (DagexecError, ValueError, TypeError) as error:
         raise FeedError(f"{prefix}: input {name!r}: {error}") from None
-    if info.dtype is not None and found is not info.dtype:
+    if info.dtype is not None and meta is not info.dtype:
         raise FeedError(
-            f"{prefix}: input {name!r} must be {info.dtype}, found {found}; convert it with array.astype({info.dtype})"
+            f"{prefix}: input {name!r} must be {info.dtype}, found {meta}; convert it with array.astype({info.dtype})"
         )
     if info.shape is not None:
         fits = len(array.shape) == len(info.shape) and all(

@@ -1,4 +1,4 @@
-"""Forms: what operators have in common that differ in no more than the names of their blobs. Layers of a net repeat."""
+"""Forms: operators of equal type and arguments that differ only in blob names have one. Layers of a net repeat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 
 class Form:
-    """One object for all operators of a form, to be compared by identity.
+    """The shared object of all operators of a form, compared by identity.
 
     Attributes:
         verified: the schema that operators of this form fit, once that is known.
@@ -21,15 +21,15 @@ class Form:
         self._of_classes: dict[type, Form] = {}
 
     def of_class(self, kind: type) -> Form:
-        """That of operators of this form which are computed by class `kind`."""
-        found = self._of_classes.get(kind)
-        return self._of_classes.setdefault(kind, Form((kind, self._key))) if found is None else found
+        """The form of operators of this form that class `kind` computes."""
+        form = self._of_classes.get(kind)
+        return self._of_classes.setdefault(kind, Form((kind, self._key))) if form is None else form
 
 
 _forms: weakref.WeakValueDictionary[Hashable, Form] = weakref.WeakValueDictionary()
 
 
 def form_of(key: Hashable) -> Form:
-    """The form of operators for which `key` is the same; as long as somebody has it."""
-    found = _forms.get(key)
-    return _forms.setdefault(key, Form(key)) if found is None else found
+    """The form of operators with this `key`; it lives as long as it is in use."""
+    form = _forms.get(key)
+    return _forms.setdefault(key, Form(key)) if form is None else form

@@ -40,10 +40,10 @@ class SparseGradient:
 
 
 OLD_VALUE = "<before>"
-"""What the backward pass appends to the name of an input that the operator overwrites, to tell it from the output."""
+"""The backward pass appends this to the name of an input that the operator overwrites, to tell it from the output."""
 
 Gradient = str | SparseGradient
-"""The blob that holds a gradient of the shape of what it belongs to, or a sparse one."""
+"""The blob of a dense gradient, or a sparse one."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GradientOperators:
 
     Attributes:
         operators: the gradient operators, in an order in which they may run.
-        inputs: for each input of the forward operator its gradient; None where there is none, or it is not wanted.
+        inputs: the gradient of each input of the forward operator; None where there is none, or it is not wanted.
     """
 
     operators: tuple[OperatorDef, ...]
@@ -65,7 +65,7 @@ class GradientRequest:
 
     Attributes:
         definition: the forward operator.
-        outputs: the gradient of each output; None where there is none: nothing depends on that output.
+        outputs: the gradient of each output; None where nothing depends on that output.
         wanted: the inputs whose gradients are requested. A maker may give others, too.
         label: how messages name the forward operator.
         arguments: the forward operator's arguments.
@@ -89,7 +89,8 @@ class GradientRequest:
     def shape_of_x(self, index: int) -> str:
         """A blob of the shape of input `index`, of an operator whose outputs in place have the shape of the input.
 
-        It is the input, or the output that overwrites it; so no gradient fails for want of a value that nothing reads.
+        It is the input, or the output that overwrites it; so no gradient fails because a value is gone that nothing
+        reads.
         """
         name = self.x(index)
         overwriting = (y for y in self.definition.output if name in (y, f"{y}{OLD_VALUE}"))
@@ -121,13 +122,13 @@ class GradientRequest:
 
         Raises GradientError when the gradient is sparse.
         """
-        found = self.outputs[index]
-        if isinstance(found, SparseGradient):
+        grad = self.outputs[index]
+        if isinstance(grad, SparseGradient):
             raise GradientError(
-                f"{self.label}: expected a dense gradient of output {self.y(index)!r}, found a sparse one ({found})"
+                f"{self.label}: expected a dense gradient of output {self.y(index)!r}, found a sparse one ({grad})"
             )
-        if found is not None:
-            return found
+        if grad is not None:
+            return grad
         name = f"{self.y(index)}_autogen_zeros"
         if all(name not in fill.output for fill in self._fills):
             self._fills.append(_placed(fill_like(self.y(index), name, 0.0), self.definition))
@@ -151,26 +152,26 @@ class GradientRequest:
         **arguments: ArgumentValue,
     ) -> OperatorDef:
         """A gradient operator, with the forward operator's device, engine and arguments; `arguments` replace those."""
-        made = OperatorDef(type=op_type, input=inputs, output=outputs, is_gradient_op=True)
-        made.engine = self.definition.engine
-        made.arg.extend(arg for arg in self.definition.arg if arg.name not in arguments)
-        made.arg.extend(make_argument(name, value) for name, value in arguments.items())
-        return _placed(made, self.definition)
+        operator = OperatorDef(type=op_type, input=inputs, output=outputs, is_gradient_op=True)
+        operator.engine = self.definition.engine
+        operator.arg.extend(arg for arg in self.definition.arg if arg.name not in arguments)
+        operator.arg.extend(make_argument(name, value) for name, value in arguments.items())
+        return _placed(operator, self.definition)
 
     def plain_operator(
         self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: ArgumentValue
     ) -> OperatorDef:
         """An operator on the forward operator's device, with none of its arguments and no engine."""
-        made = op(op_type, inputs, outputs, arg=arguments)
-        made.is_gradient_op = True
-        return _placed(made, self.definition)
+        operator = op(op_type, inputs, outputs, arg=arguments)
+        operator.is_gradient_op = True
+        return _placed(operator, self.definition)
 
     def single(
         self, op_type: str, inputs: Sequence[str], of_inputs: Sequence[int], **arguments: ArgumentValue
     ) -> GradientOperators:
         """One gradient operator, whose outputs are the gradients of the inputs `of_inputs`, in that order."""
-        made = self.operator(op_type, inputs, [self.dx(index) for index in of_inputs], **arguments)
-        return self.result([made], {index: self.dx(index) for index in of_inputs})
+        operator = self.operator(op_type, inputs, [self.dx(index) for index in of_inputs], **arguments)
+        return self.result([operator], {index: self.dx(index) for index in of_inputs})
 
     def _blob(self, kind: str, names: Sequence[str], index: int) -> str:
         if index >= len(names):
@@ -227,7 +228,7 @@ def no_gradient(*op_types: str) -> None:
 
 
 def not_differentiable(reason: str, *op_types: str) -> None:
-    """To ask for a gradient through these operators is an error, which gives `reason`."""
+    """Requesting a gradient through these operators is an error, with this `reason`."""
     for op_type in op_types:
         _check_free(op_type)
         _refusals[op_type] = reason
@@ -272,17 +273,17 @@ def gradient(
     nothing = GradientOperators((), (None,) * len(definition.input))
     if maker is None or not has_gradient(definition, output_gradients):
         return nothing
-    chosen = frozenset(range(len(definition.input)) if wanted is None else wanted)
-    if not chosen:
+    indices = frozenset(range(len(definition.input)) if wanted is None else wanted)
+    if not indices:
         return nothing
-    return maker(GradientRequest(definition, tuple(output_gradients), chosen, label, arguments_of(definition, label)))
+    return maker(GradientRequest(definition, tuple(output_gradients), indices, label, arguments_of(definition, label)))
 
 
 def has_gradient(definition: OperatorDef, output_gradients: Sequence[object | None]) -> bool:
-    """True when an output has a gradient; of an operator without outputs, when it has a maker all the same."""
+    """True when an output has a gradient; for an operator without outputs, when it has a maker."""
     if not definition.output:
         return has_maker(definition.type)
-    return any(found is not None for found in output_gradients)
+    return any(output_gradient is not None for output_gradient in output_gradients)
 
 
 def fill_like(source: str, target: str, value: float) -> OperatorDef:

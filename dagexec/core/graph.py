@@ -87,7 +87,7 @@ class Graph:
     @cached_property
     def devices(self) -> frozenset[Device]:
         """The devices that operators run on."""
-        return frozenset([CPU if one.device_option is None else one.device for one in self.operators])
+        return frozenset([CPU if operator.device_option is None else operator.device for operator in self.operators])
 
     @cached_property
     def hazards(self) -> Mapping[tuple[int, int], Hazard]:
@@ -99,7 +99,7 @@ class Graph:
         return {}
 
     def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
-        """What `compute` finds out about the graph, kept under `key` for all nets and preparations of it."""
+        """The result of `compute` for the graph, cached under `key` for all its nets and preparations."""
         if key not in self._known:
             self._known[key] = compute()
         return cast(Derived, self._known[key])
@@ -107,25 +107,25 @@ class Graph:
     def without_edges_of(self, operators: frozenset[int]) -> Graph:
         """The graph in which nothing waits for `operators`, and they wait for nothing.
 
-        The others keep their order if none of `operators` writes a blob that another operator writes. Who has one of
-        them as a control input waits for what that waited for.
+        The others keep their order if none of `operators` writes a blob that another operator writes. An operator with
+        a control input from them waits for their parents.
         """
         return self.derived(("without edges of", operators), lambda: self._without_edges_of(operators))
 
     def _without_edges_of(self, operators: frozenset[int]) -> Graph:
         writer: dict[str, int] = {}
-        before: dict[int, set[int]] = {}  # what each of `operators` waited for
+        before: dict[int, set[int]] = {}  # parents of `operators`
         rows: list[tuple[int, ...]] = []
         for index, definition in enumerate(self.operators):
-            found = {parent for parent in self.parents[index] if parent not in operators}
+            waits_for = {parent for parent in self.parents[index] if parent not in operators}
             if index in operators:
-                found.update(*(before[parent] for parent in self.parents[index] if parent in operators))
-                before[index] = found
+                waits_for.update(*(before[parent] for parent in self.parents[index] if parent in operators))
+                before[index] = waits_for
                 rows.append(())
             else:
                 controls = [writer[name] for name in definition.control_input if name in writer]
-                found.update(*(before[parent] for parent in controls if parent in operators))
-                rows.append(tuple(sorted(found)))
+                waits_for.update(*(before[parent] for parent in controls if parent in operators))
+                rows.append(tuple(sorted(waits_for)))
             writer.update(dict.fromkeys(definition.output, index))
         parents = tuple(rows)
         reduced = transitive_reduction(parents)
@@ -156,15 +156,15 @@ class Graph:
 
 
 def check_net(net: Program, exists: Callable[[str], bool] | None = None) -> None:
-    """Raise what `build_graph` raises, which see, without building the graph."""
+    """Raise what `build_graph` raises, without building the graph."""
     _schemas_of(net)
     _check_order(net, exists or _declared(net))
 
 
 def build_graph(net: NetDef | Program, exists: Callable[[str], bool] | None = None) -> Graph:
-    """Check every operator against its schema and derive the graph; of a Program once, for all who ask.
+    """Check every operator against its schema and derive the graph, once for a Program.
 
-    `exists` says which blobs are there before the net runs; by default those in `external_input`, or, when that list
+    `exists` says which blobs exist before the net runs; by default those in `external_input`, or, when that list
     is empty, any blob (as Caffe2 does).
     Raises SchemaError, UnsupportedOperatorError, CycleError or NetOrderError.
     """
@@ -184,7 +184,7 @@ def _derived(program: Program) -> Graph:
     schemas, operators = _schemas_of(program), program.op
     if program.header.HasField("device_option"):
         option = program.header.device_option
-        operators = tuple(one if one.device_option else one.changed(device_option=option) for one in operators)
+        operators = tuple(node if node.device_option else node.changed(device_option=option) for node in operators)
     flow = flow_of(operators, schemas)
     children = _reverse(flow.parents)
     reduced_parents = transitive_reduction(flow.parents)
@@ -214,9 +214,9 @@ def find_hazards(operators: Sequence[Node]) -> dict[tuple[int, int], Hazard]:
 
     def add(earlier: int, later: int, hazard: Hazard) -> None:
         if earlier != later:
-            known = hazards.setdefault((earlier, later), hazard)
-            if known is not hazard:
-                hazards[earlier, later] = known | hazard
+            present = hazards.setdefault((earlier, later), hazard)
+            if present is not hazard:
+                hazards[earlier, later] = present | hazard
 
     for index, definition in enumerate(operators):
         for names, hazard in ((definition.input, Hazard.RAW), (definition.control_input, Hazard.CONTROL)):
@@ -238,8 +238,7 @@ class Flow:
     """How the operators of a net use its blobs, in list order.
 
     Attributes:
-        parents: for each operator those that it has a hazard with and comes after, ascending: the edges of
-            `find_hazards`.
+        parents: for each operator the earlier ones that it has a hazard with, ascending: the edges of `find_hazards`.
         writers: by blob, the last operator that writes it.
         rewritten: blobs that are written more than once.
         early: blobs that an operator reads before any has written them.
@@ -263,7 +262,7 @@ class Flow:
 
 
 def flow_of(operators: Sequence[Node], schemas: Sequence[OpSchema]) -> Flow:
-    """One walk over the list."""
+    """The flow of a net, in one walk over its operators."""
     rows: list[tuple[int, ...]] = []
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
@@ -271,10 +270,10 @@ def flow_of(operators: Sequence[Node], schemas: Sequence[OpSchema]) -> Flow:
     early: set[str] = set()
     for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True)):
         inputs = definition.input
-        found = set()
+        waits_for = set()
         for name in inputs:
             if name in writer:
-                found.add(writer[name])
+                waits_for.add(writer[name])
             else:
                 early.add(name)
             row = readers.get(name)
@@ -284,18 +283,18 @@ def flow_of(operators: Sequence[Node], schemas: Sequence[OpSchema]) -> Flow:
                 row.append(index)
         for name in definition.control_input:
             if name in writer:
-                found.add(writer[name])
+                waits_for.add(writer[name])
             readers.setdefault(name, []).append(index)
         for name in (*definition.output, *_mutated(inputs, schema)) if schema.mutates else definition.output:
             if name in writer:
-                found.add(writer[name])
+                waits_for.add(writer[name])
                 rewritten.add(name)
             row = readers.pop(name, None)
             if row is not None:
-                found.update(row)
+                waits_for.update(row)
             writer[name] = index
-        found.discard(index)
-        rows.append(tuple(found) if len(found) < 2 else tuple(sorted(found)))
+        waits_for.discard(index)
+        rows.append(tuple(waits_for) if len(waits_for) < 2 else tuple(sorted(waits_for)))
     return Flow(tuple(rows), writer, rewritten, early)
 
 
@@ -325,13 +324,13 @@ def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, .
     reduced: list[tuple[int, ...]] = []
     for child, row in enumerate(parents):
         covered = 0
-        kept = []
+        necessary = []
         for parent in sorted(row, reverse=True) if len(row) > 1 else row:
             if not bits.has(covered, parent):
-                kept.append(parent)
+                necessary.append(parent)
                 covered |= bits.with_ancestors(parent)
-        kept.reverse()
-        reduced.append(row if isinstance(row, tuple) and len(kept) == len(row) else tuple(kept))
+        necessary.reverse()
+        reduced.append(row if isinstance(row, tuple) and len(necessary) == len(row) else tuple(necessary))
         for parent in row:
             if last_child[parent] == child:
                 bits.forget(parent)
@@ -348,48 +347,48 @@ _MIN_RECYCLED = 512
 
 
 class AncestorBits:
-    """Sets of ancestors as integers, in a walk over a graph, of nodes that have a bit as long as something needs it.
+    """Sets of ancestors as integers, in a walk over a graph; a node has a bit as long as it is needed.
 
-    Bits are given to other nodes later, so the sets are as long as there are nodes to ask for at one time.
+    Bits are reused, so the sets are as long as the number of nodes that are needed at the same time.
     """
 
     def __init__(self) -> None:
         self._ancestors: dict[int, int] = {}
-        self._bits: dict[int, int] = {}  # the position of each node's
+        self._bits: dict[int, int] = {}  # the position of each node's bit
         self._free: list[int] = []
         self._released: list[int] = []
         self._length = 0
 
     def has(self, ancestors: int, node: int) -> bool:
-        """True when `node` is known to be in a set; False where it has no bit."""
+        """True when `node` is in the set; False where it has no bit."""
         bit = self._bits.get(node)
         return bit is not None and bool(ancestors >> bit & 1)
 
     def mask(self, nodes: Sequence[int]) -> int | None:
-        """The set of `nodes`, to be compared with sets of ancestors while these are not released; None without bits."""
-        found = 0
+        """The set of `nodes`, comparable with sets of ancestors until one of them is released; None without bits."""
+        mask = 0
         for node in nodes:
             bit = self._bits.get(node)
             if bit is None:
                 return None
-            found |= 1 << bit
-        return found
+            mask |= 1 << bit
+        return mask
 
     def with_ancestors(self, node: int) -> int:
-        """The set of a node that was entered and what comes before it."""
+        """The set of an entered node and its ancestors."""
         bit = self._bits.get(node)
         return self._ancestors[node] if bit is None else self._ancestors[node] | 1 << bit
 
     def enter(self, node: int, ancestors: int) -> None:
-        """The set of a node, kept until it is forgotten."""
+        """Keep the set of a node until it is forgotten."""
         self._ancestors[node] = ancestors
 
     def forget(self, node: int) -> None:
-        """Let go of the set of a node."""
+        """Drop the set of a node."""
         del self._ancestors[node]
 
     def assign(self, node: int) -> bool:
-        """Give a node that was just entered, whose set nobody has read yet, a bit; False when that takes too much."""
+        """Give a bit to a node that was just entered and whose set is unread; False if that takes too much memory."""
         if not self._free:
             self._recycle()
         if self._free:
@@ -400,7 +399,7 @@ class AncestorBits:
         return node in self._bits
 
     def release(self, node: int) -> None:
-        """Nobody asks for the node any more."""
+        """The node is not needed any more."""
         bit = self._bits.pop(node, None)
         if bit is not None:
             self._released.append(bit)
@@ -427,7 +426,7 @@ def _check_order(program: Program, exists: Callable[[str], bool]) -> None:
     """Raise CycleError or NetOrderError when a blob is read before the only operators that write it."""
     operators = program.op
     written: set[str] = set()
-    early: set[str] = set()  # read before anybody writes them
+    early: set[str] = set()  # read before they are written
     for definition in operators:
         early.update(name for name in definition.input if name not in written)
         written.update(definition.output)
@@ -435,8 +434,8 @@ def _check_order(program: Program, exists: Callable[[str], bool]) -> None:
         _refuse_order(program.name, operators, {name for name in written if not exists(name)})
 
 
-def _refuse_order(net: str, operators: Sequence[Node], made: Collection[str]) -> NoReturn:
-    """Raise CycleError or NetOrderError for a net that reads one of the blobs it has `made` before it makes it."""
+def _refuse_order(net: str, operators: Sequence[Node], written: Collection[str]) -> NoReturn:
+    """Raise CycleError or NetOrderError for a net that reads one of the blobs it has `written` before it makes it."""
     first_writer: dict[str, int] = {}
     for index, definition in enumerate(operators):
         for name in definition.output:
@@ -444,7 +443,7 @@ def _refuse_order(net: str, operators: Sequence[Node], made: Collection[str]) ->
     flow: nx.DiGraph[int] = nx.DiGraph()
     for index, definition in enumerate(operators):
         for name in definition.input:
-            if name in made:
+            if name in written:
                 flow.add_edge(first_writer[name], index)
     try:
         cycle = [edge[0] for edge in nx.find_cycle(flow)]
@@ -453,7 +452,7 @@ def _refuse_order(net: str, operators: Sequence[Node], made: Collection[str]) ->
             (first_writer[name], index, name)
             for index, definition in enumerate(operators)
             for name in definition.input
-            if name in made and first_writer[name] >= index
+            if name in written and first_writer[name] >= index
         )
         raise NetOrderError(
             f"{operator_label(operators[reader], reader, net)} reads blob {name!r}, which only "

@@ -2,8 +2,7 @@
 
 Unlike a preparation (`dagexec.scheduler.nets.net`), this needs no workspace and allocates nothing: `inspect` and the
 frontends use it. Values that follow from shapes are computed, as shapes may depend on them (`core.shape_values`). An
-output whose shape only a run can tell is unknown (None), and so is what follows from it alone; everything else is still
-inferred.
+output whose shape only a run can tell is unknown (None), as is all that follows from it alone; the rest is inferred.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from dagexec.platform.records import dataclass
 Array = npt.NDArray[Any]
 
 _MAX_NESTING = 4
-"""Of operators that run nets: each may infer its own several times."""
+"""The depth of operators that run nets: each may infer its own several times."""
 
 
 @dataclass(frozen=True)
 class NetTypes:
-    """What inference found: the type of every blob after its last write, and the cost of every operator.
+    """The result of inference: the type of every blob after its last write, and the cost of every operator.
 
     `outputs[i]` are the types of operator i's outputs. None stands for unknown.
     """
@@ -79,9 +78,9 @@ def infer_listed(
 def costs_of(
     graph: Graph, given: Callable[[str], TensorType | None], values: Mapping[str, Array]
 ) -> Iterator[Cost | None]:
-    """The cost of each operator, None where it is unknown; inferred no further than somebody asks.
+    """The cost of each operator, None where it is unknown; inferred lazily.
 
-    `given` tells the types of blobs that exist before the net runs. Raises what `infer_net` raises.
+    `given` returns the types of blobs that exist before the net runs. Raises what `infer_net` raises.
     """
     return (cost for _, cost in _each(graph.name, graph.operators, given, {}, values))
 
@@ -102,7 +101,7 @@ def _each(
         read = contents.of(definition.input)
         types: tuple[TensorType | None, ...] = (None,) * len(definition.output)
         cost: Cost | None = None
-        made: Sequence[Array] = ()
+        results: Sequence[Array] = ()
         if schema.infer_bodies is not None:
             around = body_types(definition, Seen(kinds, read))
             types = types if around is None else tuple(around.outputs)
@@ -111,18 +110,18 @@ def _each(
             call = OperatorCall(definition, definition.arguments(label), kinds, read, label)
             with suppress(UnknownValueError):
                 answer = answer_of(call, schema)
-                made = (results_of(call, schema, answer.types) or ()) if index in asked else ()
+                results = (results_of(call, schema, answer.types) or ()) if index in asked else ()
                 types, cost = answer.types, answer.cost(call, schema)
         blobs.update(zip(definition.output, types, strict=True))
-        contents.written(definition.output, made)
+        contents.written(definition.output, results)
         yield types, cost
 
 
 class _Contents:
-    """Of blobs, as far as they are known while operators write them."""
+    """The known contents of blobs, in a walk over the operators."""
 
     def __init__(self, values: Mapping[str, Array]) -> None:
-        """`values` are there before."""
+        """`values` exist before the walk."""
         self._values = values
         self._written: dict[str, Array | None] = {}
 
@@ -132,7 +131,7 @@ class _Contents:
         return tuple([written[name] if name in written else values.get(name) for name in names])
 
     def written(self, names: Sequence[str], contents: Sequence[Array]) -> None:
-        """An operator wrote blobs called `names`; of the first ones it is known what."""
+        """An operator wrote the blobs `names`; the contents of the first ones are known."""
         for name in names:
             if name in self._written or name in self._values:
                 self._written[name] = None
@@ -141,9 +140,9 @@ class _Contents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probed:
-    """What is known of a blob in each of several probes: its type, and its content; None where that is unknown.
+    """The type and the content of a blob in each of several probes; None where unknown.
 
-    A probe is one choice of types for what a net is given: sizes that are made up, say.
+    A probe is a choice of types for the inputs of a net: with trial sizes, say.
     """
 
     types: tuple[TensorType | None, ...]
@@ -173,10 +172,10 @@ def probed_outputs(
     *,
     is_asked: bool,
 ) -> list[Probed]:
-    """What is known of the outputs of an operator, from what is known of its inputs in so many `probes`.
+    """The outputs of an operator in several `probes`, from its inputs.
 
-    Where an operator refuses its inputs, its outputs are unknown; from probe `told_by_first` on they are then what they
-    are in the first. Contents of outputs are found where shapes depend on them (`is_asked`).
+    Where an operator refuses its inputs, its outputs are unknown; from probe `told_by_first` on they then equal those
+    of the first. Contents of outputs are computed where shapes depend on them (`is_asked`).
     """
     schema = schema_of(definition.type)
     unknown: _Row = (None,) * len(definition.output), (None,) * len(definition.output)
@@ -192,14 +191,14 @@ def probed_outputs(
             rows.append(rows[0])
             continue
         first = first if rows else seen
-        found = rows[0] if probe >= told_by_first else unknown
+        row = rows[0] if probe >= told_by_first else unknown
         types, contents = seen
         if _all_known(types):
             with suppress(DagexecError):
-                found = _probed_row(
+                row = _probed_row(
                     OperatorCall(definition, arguments, types, contents, definition.type), schema, is_asked
                 )
-        rows.append(found)
+        rows.append(row)
     return [
         Probed(tuple([types[place] for types, _ in rows]), tuple([contents[place] for _, contents in rows]))
         for place in range(len(definition.output))
@@ -207,26 +206,26 @@ def probed_outputs(
 
 
 def probed_net(operators: Sequence[Node], given: Mapping[str, Probed], probes: int) -> dict[str, Probed]:
-    """What is known of every blob in so many `probes`, from what is `given`; nothing behind operators that refuse."""
-    known = dict(given)
+    """Every blob in several `probes`, from the `given` ones; unknown after operators that refuse their inputs."""
+    blobs = dict(given)
     unknown = Probed.of_types((None,) * probes)
     asked = asked_operators(operators, [schema_of(definition.type) for definition in operators])
-    kinds: dict[tuple[TensorType | None, ...], Probed] = {unknown.types: unknown}  # one of each, without contents
+    kinds: dict[tuple[TensorType | None, ...], Probed] = {unknown.types: unknown}  # each kind once, without contents
     kind_of = {name: kinds.setdefault(blob.types, Probed.of_types(blob.types)) for name, blob in given.items()}
     made_before: dict[Hashable, tuple[list[Probed], list[Probed]]] = {}
     for index, definition in enumerate(operators):
-        inputs = [known.get(name, unknown) for name in definition.input]
+        inputs = [blobs.get(name, unknown) for name in definition.input]
         form = None if index in asked else _probed_form(definition, inputs)
         if form is not None:
             form = form, *(kind_of.get(name, unknown) for name in definition.input)
-        found = None if form is None else made_before.get(form)
-        if found is None:
-            made = probed_outputs(definition, inputs, probes, probes, is_asked=index in asked)
-            found = made, [kinds.setdefault(blob.types, Probed.of_types(blob.types)) for blob in made]
-            made_before[form] = found
-        known.update(zip(definition.output, found[0], strict=True))
-        kind_of.update(zip(definition.output, found[1], strict=True))
-    return known
+        outputs = None if form is None else made_before.get(form)
+        if outputs is None:
+            probed = probed_outputs(definition, inputs, probes, probes, is_asked=index in asked)
+            outputs = probed, [kinds.setdefault(blob.types, Probed.of_types(blob.types)) for blob in probed]
+            made_before[form] = outputs
+        blobs.update(zip(definition.output, outputs[0], strict=True))
+        kind_of.update(zip(definition.output, outputs[1], strict=True))
+    return blobs
 
 
 def _probed_form(definition: Node, inputs: Sequence[Probed]) -> Hashable | None:
@@ -237,13 +236,13 @@ def _probed_form(definition: Node, inputs: Sequence[Probed]) -> Hashable | None:
         if index < len(inputs):
             contents = inputs[index].contents
             values[index] = contents[0]
-            if any(one is not contents[0] for one in contents):
+            if any(content is not contents[0] for content in contents):
                 return None
     return typing_form(definition, schema, values)
 
 
 def _rows(blobs: Sequence[Probed], probes: int) -> Sequence[_Row]:
-    """What is known of blobs, probe by probe."""
+    """Types and contents of blobs, probe by probe."""
     if not blobs:
         return [((), ())] * probes
     types, contents = (
@@ -268,7 +267,7 @@ def _outputs_with_bodies(definition: Node, inputs: Sequence[Probed], probes: int
 
 
 def body_types(definition: Node, inputs: Seen, nesting: int = 0) -> BodyTypes | None:
-    """What is known around the nets that an operator runs; None when that is nothing, or an operator refuses."""
+    """The types around the nets that an operator runs; None when they are unknown, or an operator refuses."""
     try:
         return types_with_bodies(definition, inputs, partial(_net_outputs, nesting=nesting + 1))
     except DagexecError:
@@ -276,7 +275,7 @@ def body_types(definition: Node, inputs: Seen, nesting: int = 0) -> BodyTypes | 
 
 
 def _net_outputs(net: Program, given: Mapping[str, tuple[TensorType | None, Array | None]], nesting: int) -> Types:
-    """Types of what a body results in, found once for what is known of what it is given: each pass asks for them."""
+    """The types of a body's results, cached by its inputs: each pass asks for them."""
     find = partial(_found_outputs, net, given, nesting)
     seen = [(name, kind, content_form(content)) for name, (kind, content) in given.items()]
     return find() if any(form is None for *_, form in seen) else net.once((nesting, *seen), find)
@@ -290,14 +289,14 @@ def _found_outputs(net: Program, given: Mapping[str, tuple[TensorType | None, Ar
     for index, (definition, schema) in enumerate(zip(net.op, schemas, strict=True)):
         names = definition.input
         seen = tuple([types.get(name) for name in names]), tuple([contents.get(name) for name in names])
-        made = _row_of(definition, schema, seen, is_asked=index in asked, nesting=nesting)
-        types.update(zip(definition.output, made[0], strict=True))
-        contents.update(zip(definition.output, made[1], strict=True))
+        row = _row_of(definition, schema, seen, is_asked=index in asked, nesting=nesting)
+        types.update(zip(definition.output, row[0], strict=True))
+        contents.update(zip(definition.output, row[1], strict=True))
     return [types.get(name) for name in net.external_output]
 
 
 def _row_of(definition: Node, schema: OpSchema, seen: _Row, *, is_asked: bool, nesting: int) -> _Row:
-    """What is known of the outputs of an operator of a body; `nesting` is how many operators run one another's."""
+    """The outputs of an operator in a body; `nesting` is the depth of nets within nets."""
     if schema.infer_bodies is not None and nesting < _MAX_NESTING:
         return _row_with_bodies(definition, seen, nesting)
     types, contents = seen
@@ -309,13 +308,13 @@ def _row_of(definition: Node, schema: OpSchema, seen: _Row, *, is_asked: bool, n
 
 
 def _row_with_bodies(definition: Node, seen: _Row, nesting: int) -> _Row:
-    found = body_types(definition, Seen(*seen), nesting)
+    types_of_bodies = body_types(definition, Seen(*seen), nesting)
     unknown = (None,) * len(definition.output)
-    return unknown if found is None else tuple(found.outputs), unknown
+    return unknown if types_of_bodies is None else tuple(types_of_bodies.outputs), unknown
 
 
-def _are_same(one: _Row, other: _Row) -> bool:
-    return one[0] == other[0] and all(map(is_, one[1], other[1]))
+def _are_same(row: _Row, other: _Row) -> bool:
+    return row[0] == other[0] and all(map(is_, row[1], other[1]))
 
 
 def _probed_row(call: OperatorCall, schema: OpSchema, is_asked: bool) -> _Row:
@@ -326,5 +325,5 @@ def _probed_row(call: OperatorCall, schema: OpSchema, is_asked: bool) -> _Row:
 
 
 def _all_known(types: tuple[TensorType | None, ...]) -> TypeGuard[tuple[TensorType, ...]]:
-    """True when none is unknown."""
+    """True when all are known."""
     return None not in types

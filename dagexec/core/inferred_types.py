@@ -1,4 +1,4 @@
-"""Types of outputs, remembered: equal operators on equal types of inputs give the same, and layers repeat."""
+"""A cache of output types: equal operators on equal types of inputs have the same, and layers repeat."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Array = npt.NDArray[Any]
 
 _KEPT = 1 << 12  # results
 _MAX_ELEMENTS = 1 << 6
-"""Of values that decide types: sizes, axes and pads are fewer."""
+"""The largest values that may decide types: sizes, axes and pads are smaller."""
 
 MIN_WEIGHT_BYTES = 1 << 14
-"""Of so many bytes of floats only the type counts: no shape depends on weights, and nothing keeps them from going."""
+"""Of floats with so many bytes only the type counts: no shape depends on weights, and the cache must not hold them."""
 
 _known: dict[Hashable, Answer] = {}
 
 
 def typing_form(node: Node, schema: OpSchema, values: Sequence[Array | None]) -> Hashable | None:
-    """Equal for operators whose types of outputs are equal if those of their inputs are; None where more has a part.
+    """Equal for operators whose output types are equal if their input types are; None where they depend on more.
 
     Inference reads `values` only where the schema says so.
     """
@@ -43,9 +43,9 @@ def typing_form(node: Node, schema: OpSchema, values: Sequence[Array | None]) ->
 
 
 def content_form(value: Array | None) -> Hashable | None:
-    """Equal for values from which the same follows for a net that has them: of weights, only the type counts.
+    """Equal for values that have the same consequences for inference: of weights, only the type counts.
 
-    None for a large value that is none, and for texts.
+    None for other large values, and for texts.
     """
     if value is None:
         return ()
@@ -56,31 +56,31 @@ def content_form(value: Array | None) -> Hashable | None:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """What an operator says of its outputs: their types, and what it costs, which is found out when somebody asks."""
+    """The types of an operator's outputs, and its cost, inferred on demand."""
 
     types: tuple[TensorType, ...]
     _cost: Cost | None = None
 
     def cost(self, call: OperatorCall, schema: OpSchema) -> Cost:
-        """The cost, of the call that was answered or an equal one."""
+        """The cost of `call`, which is the answered one or equals it."""
         if self._cost is None:
             self._cost = schema.cost(call, self.types)
         return self._cost
 
 
 def answer_of(call: OperatorCall, schema: OpSchema) -> Answer:
-    """What an operator says, asked once for equal calls by all stages from a file to a run. Raises what it raises."""
+    """The answer of an operator, cached for equal calls in all stages from a file to a run. Raises what it raises."""
     form = typing_form(call.definition, schema, call.values)
     if form is None:
         return _asked(call, schema)
     key = form, schema.infer, call.inputs
-    found = _known.get(key)
-    if found is None:
-        found = _asked(call, schema)
+    answer = _known.get(key)
+    if answer is None:
+        answer = _asked(call, schema)
         if len(_known) >= _KEPT:
             _known.clear()
-        _known[key] = found
-    return found
+        _known[key] = answer
+    return answer
 
 
 def output_types(call: OperatorCall, schema: OpSchema) -> tuple[TensorType, ...]:

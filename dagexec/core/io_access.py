@@ -1,4 +1,4 @@
-"""What operators may reach beside the blobs of their workspace: nothing, files in one folder, or anything.
+"""Access of operators beyond the blobs of their workspace: none, files in one folder, or anything.
 
 A model from a file is data, and whoever wrote it chooses its operators and their arguments. So an operator that reads
 or writes files says so in its schema (`OpSchema.does_io`), and is only made in a workspace that allows it.
@@ -13,7 +13,7 @@ from dagexec.errors import AccessError
 
 
 class IO(IntEnum):
-    """What an operator needs, and what a workspace allows: each level includes those before it."""
+    """Levels of access that operators need and workspaces allow: each includes those before it."""
 
     NONE = 0
     READ_FOLDER = 1
@@ -33,7 +33,7 @@ _HOW = "compile(..., allow_io=True), --allow-io or Workspace(allow_io=True) allo
 
 
 def needs_of(needed: IO) -> str:
-    """What an operator does that needs this, in words."""
+    """In words, what an operator does that needs this access."""
     return _NEEDS[needed]
 
 
@@ -44,7 +44,7 @@ def check_allowed(needed: IO, allowed: IO, owner: str) -> None:
 
 
 def check_inside(path: Path, folder: Path, owner: str) -> None:
-    """Raise AccessError unless `path`, and what is in it where it is a folder, is in `folder` after symbolic links."""
+    """Raise AccessError unless `path`, with its contents if it is a folder, is in `folder` after symbolic links."""
     root = folder.resolve()
     try:
         parts = (path, *path.iterdir()) if path.is_dir() else (path,)

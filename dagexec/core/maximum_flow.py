@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 UNLIMITED = 1 << 62
-"""A capacity that no flow uses up."""
+"""A capacity that no flow exhausts."""
 
 
 class MaximumFlow:
@@ -35,15 +35,15 @@ class MaximumFlow:
 
     def sink_side(self, sink: int) -> frozenset[int]:
         """After `run`, the nodes on the sink's side of the minimum cut that has the fewest of them there."""
-        found = {sink}
+        reached = {sink}
         waiting = [sink]
         while waiting:
             for edge in self._edges[waiting.pop()]:
                 tail = self._target[edge]
-                if self._free[edge ^ 1] and tail not in found:
-                    found.add(tail)
+                if self._free[edge ^ 1] and tail not in reached:
+                    reached.add(tail)
                     waiting.append(tail)
-        return frozenset(found)
+        return frozenset(reached)
 
     def _levels(self, source: int, sink: int) -> list[int] | None:
         """Edges from the source to each node along free edges; None when the sink is not reached."""

@@ -58,10 +58,10 @@ class Overridable:
     """Parameters that a run may be fed others for; constants in the net of their model.
 
     Attributes:
-        inputs: what may be fed, by name.
-        values: what they are where nothing is fed; the other parameters that the model was made from are among them.
-        program: the net of their model; of a model with other operators or parameters `model_with` knows nothing.
-        model_with: makes the model of which the parameters of these names are inputs.
+        inputs: those parameters, by name.
+        values: the parameters of the model, used where nothing is fed.
+        program: the net of their model; `model_with` does not fit models with other operators or parameters.
+        model_with: makes the model with the parameters of these names as inputs.
     """
 
     inputs: Mapping[str, InputInfo]
@@ -70,7 +70,7 @@ class Overridable:
     model_with: Callable[[Collection[str]], Model]
 
     def belongs_to(self, model: Model) -> bool:
-        """False when somebody gave the model other operators, or other arrays."""
+        """False when the model got other operators or arrays."""
         own = model.program
         if own is not self.program and own.message() != self.program.message():
             return False
@@ -80,10 +80,10 @@ class Overridable:
 
 @dataclass(frozen=True)
 class StageTypes:
-    """What a stage of a pipeline takes and gives as a model of its own.
+    """Inputs and outputs of a stage of a pipeline as a model of its own.
 
     Attributes:
-        inputs: what its model says of its inputs, by the blobs of the pipeline that they read.
+        inputs: of its model, by the blobs of the pipeline that they read.
         outputs: the blobs of the pipeline that are its model's outputs, in order.
     """
 
@@ -95,9 +95,9 @@ Nets = TypeVar("Nets", NetDef, NetDef | None)
 
 
 class _Net(Generic[Nets]):
-    """A field with a net: a message that is made from records when somebody asks for it; it counts from then on.
+    """A field with a net: a message, made from records on demand; it is authoritative from then on.
 
-    A message may be changed by whoever has it, so records that were made from one are not kept beside it.
+    A message may be changed by its users, so records that were made from it are not kept beside it.
     """
 
     def __init__(self, *default: Nets) -> None:
@@ -188,12 +188,12 @@ class Model:
 
     def changed(self, **fields: Any) -> Model:
         """As `dataclasses.replace`, which would turn records into messages; `net` and `init_net` may be either."""
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__, **fields)
-        return made
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__, **fields)
+        return copy
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the net, what goes in and what comes out."""
+        """For notebooks: the net, inputs and outputs."""
         operators = self.program.op
         writers: dict[str, int] = {}
         edges = []
@@ -222,7 +222,7 @@ class Model:
 
 @runtime_checkable
 class MakesModel(Protocol):
-    """What is put together to a Model: a pipeline of several."""
+    """Something that makes a Model: a pipeline of several."""
 
     def as_model(self) -> Model:
         """The model; the same whenever it is asked for."""

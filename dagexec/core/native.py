@@ -1,16 +1,16 @@
-"""Steps that are nothing but calls of C functions: phases one after another, each of pieces that threads may share.
+"""Native steps, which only call C functions: phases in sequence, each of pieces that threads may share.
 
 A small operator of a library takes less time than Python needs to call it, and a large one can be computed by several
 threads. So a step may say which native calls it is made of (`declare`, `NativeStep`). Whoever runs it may call the
-step, which makes all calls on its thread, or hand out the pieces (`dagexec.scheduler.run.engine`): those of a phase are
-independent of each other, and a phase begins when all pieces of the one before have ended.
+step, which makes all calls on its thread, or hand out the pieces (`dagexec.scheduler.run.engine`): pieces of a phase
+are independent of each other, and a phase begins when all pieces of the previous one have ended.
 
-Which pieces there are follows from the geometry of one example alone, never from how many threads there are. So bytes
-do not depend on who computes them.
+Pieces follow from the geometry of an example alone, never from the number of threads. So bytes do not depend on who
+computes them.
 
-A loop in machine code, written at run time for the calling convention of System V on x86-64, goes through a table of
+A loop in machine code, generated at run time for the calling convention of System V on x86-64, goes through a table of
 functions and arguments and ends at the first call that does not return 0. Where it cannot run - another processor or
-system, one that forbids running memory that was written to, or DAGEXEC_JOIN=off - steps are called one by one.
+system, one that forbids executing written memory, or DAGEXEC_JOIN=off - steps are called one by one.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ Tables = Sequence[npt.NDArray[np.uint64]]
 
 ROW_BYTES = 48
 _STRETCHES = 4
-"""Of a table, in controlled schedules."""
+"""Parts of a table in controlled schedules."""
 
 ALL_BITS = 0xFFFFFFFF
-"""Of a result, those that count: all for a status, none for a function that returns nothing."""
+"""The bits of a result that count: all for a status, none for a function that returns nothing."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class NativeCall:
-    """What a step does, when it is no more than a call of a C function that returns 0 (an int) for success.
+    """A call of a C function that returns 0 (an int) for success.
 
     Attributes:
         function: its address.
         arguments: integers or addresses.
-        before: a function that returns nothing, and its argument, to be called before the calls of a piece that have
-            the same; None for nothing.
-        failure: makes what is raised when it returns something else.
-        keeps: whatever has to live as long as the step.
-        on_failure: called in place of raising `failure`; the row continues when it returns.
+        before: a function without result, and its argument, called once before a piece's calls with the same `before`;
+            None for nothing.
+        failure: makes the error for another result.
+        keeps: objects that must live as long as the step.
+        on_failure: called instead of raising `failure`; when it returns, the calls continue.
     """
 
     function: int
@@ -68,14 +68,14 @@ class NativeCall:
 
 
 Piece = tuple[NativeCall, ...]
-"""Calls one after another, on one thread."""
+"""Calls in sequence, on one thread."""
 
 Phases = tuple[tuple[Piece, ...], ...]
-"""Phases one after another, each of pieces that may be run in any order and side by side."""
+"""Phases in sequence, each of pieces that may run in any order and concurrently."""
 
 
 def declare(step: Step, call: NativeCall) -> None:
-    """Say that `step`, a function, does just `call`."""
+    """Declare that `step`, a function, does just `call`."""
     step.native_call = call  # type: ignore[attr-defined]
 
 
@@ -88,7 +88,7 @@ _PHASES = "phases"
 
 
 def phases_of(step: Step) -> Phases | None:
-    """The native calls that `step` is; None where it is something else."""
+    """The native calls that `step` consists of; None where it does something else."""
     phases: Phases | None = getattr(step, _PHASES, None)
     if phases is not None:
         return phases
@@ -97,13 +97,13 @@ def phases_of(step: Step) -> Phases | None:
 
 
 Remake = Callable[..., Step]
-"""Makes such a step for other arrays of the same types and shapes, and the label of another operator."""
+"""Makes the same step for other arrays of the same types and shapes, and the label of another operator."""
 
 _REMAKING = "remaking"
 
 
 def declare_remade(step: Step, make: Remake, arrays: Sequence[Array]) -> None:
-    """Say that `step`, a function, is what `make` makes for `arrays` and a label."""
+    """Declare that `step`, a function, is the result of `make` for `arrays` and a label."""
     setattr(step, _REMAKING, (make, tuple(arrays)))
 
 
@@ -115,7 +115,7 @@ def remade(step: Step) -> tuple[Remake, tuple[Array, ...]] | None:
 class NativeStep:
     """A step of native calls, which makes all of them in order on the calling thread. Only where `can_run`.
 
-    What it raises says in `failed_call` which of them failed.
+    Its errors have the failed call in `failed_call`.
 
     Attributes:
         phases: the calls.
@@ -133,43 +133,43 @@ class NativeStep:
         self._address, self._rows = address_of(self.table), len(self.table)
 
     def __call__(self) -> None:
-        """Make all calls. Raises what a call that fails makes, unless that recovers."""
-        left = self._code(self._address, self._rows)
-        if left:
-            go_on(self.table, left, self._calls)
+        """Make all calls. Raises the error of a call that fails, unless that recovers."""
+        remaining = self._code(self._address, self._rows)
+        if remaining:
+            go_on(self.table, remaining, self._calls)
 
     def calls(self) -> Sequence[NativeCall]:
         """The call that each row of the table is of."""
         return self._calls
 
 
-def go_on(table: Array, left: int, calls: Sequence[NativeCall]) -> None:
-    """The call behind which so many of a table are left, itself one of them, has failed.
+def go_on(table: Array, remaining: int, calls: Sequence[NativeCall]) -> None:
+    """The first of the `left` last calls of a table has failed: go on behind it if it recovers.
 
-    Raises what it makes of that, and says in its `failed_call` which it was, unless it recovers.
+    Raises its error otherwise, with the call in `failed_call`.
     """
-    while left:
-        call = calls[len(table) - left]
+    while remaining:
+        call = calls[len(table) - remaining]
         try:
             recover(call)
         except Exception as error:
             error.failed_call = call  # type: ignore[attr-defined]
             raise
-        left = call_rows(table[len(table) - left + 1 :])
+        remaining = call_rows(table[len(table) - remaining + 1 :])
 
 
 def recover(call: NativeCall) -> None:
-    """After `call` has failed. Raises what it makes of that; the calls behind it are to be made when this returns."""
+    """After `call` has failed: raises its error, or returns when the calls behind it are to be made."""
     if call.on_failure is None:
         raise call.failure()
     call.on_failure()
 
 
-def grouped(phase: Sequence[Piece], most: int) -> list[Piece]:
-    """The pieces of a phase, or `most` groups of them."""
-    if len(phase) <= most:
+def grouped(phase: Sequence[Piece], count: int) -> list[Piece]:
+    """The pieces of a phase, in at most `count` groups."""
+    if len(phase) <= count:
         return list(phase)
-    ends = [len(phase) * number // most for number in range(most + 1)]
+    ends = [len(phase) * number // count for number in range(count + 1)]
     return [tuple(call for piece in phase[start:stop] for call in piece) for start, stop in pairwise(ends)]
 
 
@@ -185,12 +185,12 @@ def piece_step(piece: Piece) -> Step:
                 threads().point("go on with a piece")
             stretch()
 
-    setattr(execute, _PHASES, ((piece,),))  # so that it can be told whose it is
+    setattr(execute, _PHASES, ((piece,),))  # tells whose piece it is
     return execute
 
 
 def _cut(call: NativeCall) -> list[NativeCall]:
-    """The call, or a few that run a part each of the table that it runs."""
+    """The call, or several that each run a part of its table."""
     address, rows = call.arguments[:2]
     if call.function != table_code() or rows < 2:
         return [call]
@@ -215,15 +215,15 @@ def rows_of(calls: Sequence[NativeCall]) -> tuple[Array, list[NativeCall]]:
 
 
 def call_rows(table: Array) -> int:
-    """Make the calls of rows as `rows_of` gives them; how many are left, of which the first has failed."""
+    """Make the calls of rows from `rows_of`; returns how many are left, of which the first has failed."""
     return required_code()(address_of(table), len(table)) if len(table) else 0
 
 
 def native_rows(calls: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     """The rows of calls, [calls, 5]: a function and its arguments each, whose result does not count."""
-    given = np.asarray(calls, np.int64).reshape(-1, 5)
-    rows = np.zeros((len(given), 6), np.uint64)
-    rows[:, :-1] = given
+    calls_array = np.asarray(calls, np.int64).reshape(-1, 5)
+    rows = np.zeros((len(calls_array), 6), np.uint64)
+    rows[:, :-1] = calls_array
     return rows
 
 
@@ -239,16 +239,16 @@ def table_piece(rows: npt.NDArray[np.uint64], keeps: object, label: str) -> Piec
 
 
 PIECE_SECONDS = 60e-6
-"""The work of a piece. A third is worth it where there are two: with more of those one thread was 1.5% slower."""
+"""The work of a piece; a third of it where there are two. With more such pieces one thread was 1.5% slower."""
 
 MOST_PIECES = 16
-"""Of one step that is cut over its whole batch."""
+"""The pieces of a step that is cut over its whole batch."""
 
 
 def pieces_of(seconds: float, most: int = MOST_PIECES, part: int = 3) -> int:
-    """In how many pieces, an even number of them, work of so many seconds of one core is cut.
+    """The number of pieces, even if more than 1, for work of `seconds` on one core.
 
-    Two are worth it if each is one in `part` of what a piece is where there are more.
+    Two pieces pay from 1/`part` of `PIECE_SECONDS` each.
     """
     count = max(1, min(most, max(int(seconds / PIECE_SECONDS), min(2, int(part * seconds / PIECE_SECONDS)))))
     return count - (count > 1 and count % 2)
@@ -265,7 +265,7 @@ def _code() -> _Code | None:
 
 
 def required_code() -> _Code:
-    """The same; only where it runs."""
+    """The same, where it runs; an error elsewhere."""
     code = _code()
     assert code is not None, "no machine code runs here"
     return code
@@ -277,7 +277,7 @@ def can_run() -> bool:
 
 
 def may_merge() -> bool:
-    """True where native calls of several steps may be made in one go."""
+    """True where native calls of several steps may be merged."""
     return can_run() and os.environ.get("DAGEXEC_JOIN") != "off"
 
 

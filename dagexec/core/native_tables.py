@@ -1,7 +1,7 @@
-"""Native calls of several steps: of steps that are alike, and of neighbors that are made in one go.
+"""Native calls of several steps: of alike steps, and of merged neighbors.
 
-Of many operators that make the same calls (`AlikeSteps`) there is one table; of neighbors (`JoinedStep`, a task of
-`dagexec.scheduler.run.work`) the tables are put behind each other. A call becomes a `NativeCall` when it is asked for.
+Operators that make the same calls (`AlikeSteps`) share a table; the tables of neighbors (`JoinedStep`, a task of
+`dagexec.scheduler.run.work`) are concatenated. A `NativeCall` is made from a row on demand.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _NO_ROWS = np.empty((0, 6), np.uint64)
 
 
 class AlikeSteps:
-    """Steps that make the same native calls with other arguments: those of operators of one form.
+    """Steps of operators of one form: they make the same native calls with different arguments.
 
     Attributes:
         tables: of each step, the rows of its calls.
-        keeps: whatever has to live as long as one of the steps.
+        keeps: objects that must live as long as one of the steps.
     """
 
     __slots__ = ("_make", "_phases", "keeps", "tables")
 
     def __init__(self, phases: Phases, tables: Array, make: Callable[[int, NativeCall], NativeCall], keeps: object):
-        """`phases`, of one piece each, are the calls of one of them, with arguments that `make` puts others for.
+        """`phases`, of one piece each, are the calls of one step.
 
-        `make` is given the number of a step, and a call with the arguments that this step has there.
+        `make` completes a call for a step, given its number and the call with that step's arguments.
         """
         self.tables = tables
         self._phases = phases
@@ -55,24 +55,24 @@ class AlikeSteps:
         self.keeps = keeps
 
     def steps(self) -> list[AlikeStep]:
-        """All of them."""
+        """All steps."""
         return [AlikeStep(self, number, table) for number, table in enumerate(self.tables)]
 
     def phases(self, number: int) -> Phases:
-        """The calls of one of them."""
+        """The calls of step `number`."""
         rows = iter(self.tables[number].tolist())
-        found = []
+        phases = []
         for (piece,) in self._phases:
             calls = []
             for call in piece:
-                row = next(one for one in rows if one[0] == call.function)
+                row = next(row_of_call for row_of_call in rows if row_of_call[0] == call.function)
                 calls.append(self._make(number, replace(call, arguments=tuple(row[1:5]))))
-            found.append((tuple(calls),))
-        return tuple(found)
+            phases.append((tuple(calls),))
+        return tuple(phases)
 
 
 class AlikeStep:
-    """One of them, called as a `NativeStep`."""
+    """A step of `AlikeSteps`, called as a `NativeStep`."""
 
     __slots__ = ("__weakref__", "_alike", "_number", "table")
 
@@ -83,14 +83,14 @@ class AlikeStep:
 
     @property
     def phases(self) -> Phases:
-        """The calls, made anew."""
+        """The calls, made on demand."""
         return self._alike.phases(self._number)
 
     def __call__(self) -> None:
         """Make all calls. Raises what a call that fails makes, unless that recovers."""
-        left = call_rows(self.table)
-        if left:
-            go_on(self.table, left, self.calls())
+        remaining = call_rows(self.table)
+        if remaining:
+            go_on(self.table, remaining, self.calls())
 
     def calls(self) -> list[NativeCall]:
         """The call that each row of the table is of."""
@@ -98,7 +98,7 @@ class AlikeStep:
 
 
 def lie_apart(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Of each row of addresses, of memory of these sizes, whether nothing in it overlaps."""
+    """For each row of addresses of memory of these sizes, whether none of it overlaps."""
     order = np.argsort(addresses, axis=1)
     lying = np.take_along_axis(addresses, order, axis=1)
     apart: npt.NDArray[np.bool_] = np.all(lying[:, :-1] + sizes[order][:, :-1] <= lying[:, 1:], axis=1)
@@ -106,36 +106,36 @@ def lie_apart(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) ->
 
 
 NativePart = Piece | NativeStep | AlikeStep
-"""Native calls one after another, on one thread."""
+"""Native calls in sequence, on one thread."""
 
 
 def calls_in(part: NativePart) -> Piece:
-    """These, one by one."""
+    """The calls of a part."""
     return (
         part if isinstance(part, tuple) else tuple(call for phase in part.phases for piece in phase for call in piece)
     )
 
 
 class JoinedCalls(Sequence[NativeCall]):
-    """The calls of steps and pieces one after another, and their rows; of each row the call, found when it is asked.
+    """The concatenated calls of steps and pieces, and their rows; each call is made on demand.
 
     Attributes:
         table: the rows.
     """
 
-    __slots__ = ("_found", "_parts", "_rows", "_starts", "table")
+    __slots__ = ("_calls_by_part", "_parts", "_rows", "_starts", "table")
 
     def __init__(self, parts: Sequence[NativePart]) -> None:
         self._parts = parts
-        self._found: dict[int, Sequence[NativeCall]] = {}
+        self._calls_by_part: dict[int, Sequence[NativeCall]] = {}
         tables = []
         for number, part in enumerate(parts):
             if isinstance(part, tuple):
-                table, self._found[number] = rows_of(part)
+                table, self._calls_by_part[number] = rows_of(part)
                 tables.append(table)
             else:
                 tables.append(part.table)
-        self._rows: Array | None = None  # those of all tables that are needed; None for all
+        self._rows: Array | None = None  # the needed rows of all tables; None for all
         self._starts: list[int] | None = None
         if len(tables) == 1:
             self.table = tables[0]
@@ -161,15 +161,15 @@ class JoinedCalls(Sequence[NativeCall]):
         return self._calls(part)[row - self._starts[part]]
 
     def _calls(self, part: int) -> Sequence[NativeCall]:
-        if part not in self._found:
-            found = self._parts[part]
-            assert not isinstance(found, tuple)
-            self._found[part] = found.calls()
-        return self._found[part]
+        if part not in self._calls_by_part:
+            native = self._parts[part]
+            assert not isinstance(native, tuple)
+            self._calls_by_part[part] = native.calls()
+        return self._calls_by_part[part]
 
 
 def _needed(table: Array) -> Array:
-    """The rows but those that call a function, to be called before others, that was called before others already."""
+    """The rows without repeated calls of functions that precede others (`NativeCall.before`)."""
     before = np.flatnonzero(table[:, -1] == 0)
     again = np.zeros(len(before), np.bool_)
     again[1:] = (table[before[1:]] == table[before[:-1]]).all(axis=1)
@@ -177,7 +177,7 @@ def _needed(table: Array) -> Array:
 
 
 class JoinedStep:
-    """Steps of native calls that are made in one go.
+    """Merged steps of native calls.
 
     Attributes:
         table: the rows.
@@ -199,37 +199,37 @@ class JoinedStep:
 
     def __call__(self) -> None:
         """Make all calls. Raises what a call that fails makes, unless that recovers."""
-        left = self._code(self._address, self._rows)
-        if left:
-            go_on(self.table, left, self._calls)
+        remaining = self._code(self._address, self._rows)
+        if remaining:
+            go_on(self.table, remaining, self._calls)
 
 
 def native_parts(step: Step) -> Sequence[NativePart]:
-    """`step`, which is native calls, for `JoinedCalls`."""
+    """The parts of a native `step`, for `JoinedCalls`."""
     if isinstance(step, NativeStep | AlikeStep):
         return (step,)
     return [piece for phase in phases_of(step) or () for piece in phase]
 
 
 def is_native(step: Step) -> bool:
-    """True where it is native calls."""
+    """True for a step of native calls."""
     return type(step) is AlikeStep or phases_of(step) is not None
 
 
 def merged(steps: Sequence[Step], seconds: Sequence[float] = (), longest: float = 0.0) -> list[Step]:
-    """The steps, neighbors that are native calls made one step.
+    """The steps, with native neighbors merged.
 
-    With estimated `seconds` for each, only as far as they take `longest` at most together.
+    With estimated `seconds` for each, a merged step takes at most `longest`.
     """
     if not may_merge():
         return list(steps)
-    found: list[Step] = []
+    steps_merged: list[Step] = []
     group: list[Step] = []
     length = 0.0
 
     def close() -> None:
         if group:
-            found.append(group[0] if len(group) == 1 else JoinedStep(tuple(group)))
+            steps_merged.append(group[0] if len(group) == 1 else JoinedStep(tuple(group)))
         group.clear()
 
     for step, estimate in zip(steps, seconds or [0.0] * len(steps), strict=True):
@@ -237,9 +237,9 @@ def merged(steps: Sequence[Step], seconds: Sequence[float] = (), longest: float 
         if not native or (group and length + estimate > longest):
             close()
         if not native:
-            found.append(step)
+            steps_merged.append(step)
             continue
         length = length + estimate if group else estimate
         group.append(step)
     close()
-    return found
+    return steps_merged

@@ -1,7 +1,7 @@
 """Node: an operator of a net as a plain record, which compiler, inference and nets share.
 
 It is made once from an OperatorDef, or by a frontend or pass, and turned into one only to be saved. Its fields have
-the names of that message, but for the arguments. A node never changes: an edit makes another, which shares the rest.
+the names of that message, except the arguments. A node never changes: an edit makes another, which shares the rest.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class Node:
         name: for messages and traces.
         engine: the implementations to try, separated by commas.
         control_input: blobs that must be computed before it runs, but that it does not read.
-        device_option: the device that it names, and its seed, not to be changed; None of one that runs where its net
-            does.
+        device_option: its device and seed, read-only; None if it runs where its net does.
         is_gradient_op: it may have the arguments of the operator that it is the gradient of.
-        unread: a message with what nothing reads (`debug_info`), or None.
+        unread: a message with the fields that dagexec ignores (`debug_info`), or None.
         verified: the schema of its type allows it (`core.registry.verify`).
     """
 
@@ -70,14 +69,14 @@ class Node:
 
     @property
     def form(self) -> Form:
-        """What it has in common with operators of its type: arguments, and which blobs are the same or unnamed."""
-        found = self._form
-        if found is None:
+        """Shared by operators of equal type, arguments, and pattern of equal or unnamed blobs."""
+        form = self._form
+        if form is None:
             first = {"": -1}
             places = [first.setdefault(name, len(first)) for name in (*self.input, *self.output)]
             key = self.type, self.is_gradient_op, self.values.key, len(self.input), tuple(places)
-            found = self._form = form_of(key)
-        return found
+            form = self._form = form_of(key)
+        return form
 
     @property
     def device(self) -> Device:
@@ -107,29 +106,29 @@ class Node:
         control_input: Iterable[str] | None = None,
         arguments: Mapping[str, ArgumentValue | None] | None = None,
     ) -> Node:
-        """A node that differs in what is given. `arguments` are added; one that is None is taken away."""
-        made = Node.__new__(Node)
-        made.type = self.type if op_type is None else op_type
-        made.input = self.input if inputs is None else tuple(inputs)
-        made.output = self.output if outputs is None else tuple(outputs)
-        made.engine = self.engine if engine is None else engine
-        made.values = self.values if values is None else values
-        made.name = self.name if name is None else name
-        made.device_option = self.device_option if device_option is None else device_option
-        made.control_input = self.control_input if control_input is None else tuple(control_input)
-        made.is_gradient_op, made.unread = self.is_gradient_op, self.unread
+        """A node with these changes. `arguments` are added; None removes one."""
+        node = Node.__new__(Node)
+        node.type = self.type if op_type is None else op_type
+        node.input = self.input if inputs is None else tuple(inputs)
+        node.output = self.output if outputs is None else tuple(outputs)
+        node.engine = self.engine if engine is None else engine
+        node.values = self.values if values is None else values
+        node.name = self.name if name is None else name
+        node.device_option = self.device_option if device_option is None else device_option
+        node.control_input = self.control_input if control_input is None else tuple(control_input)
+        node.is_gradient_op, node.unread = self.is_gradient_op, self.unread
         if arguments:
-            added = {key: None if one is None else value_of(key, one) for key, one in arguments.items()}
-            made.values = made.values.changed(added)
-        is_alike = op_type is None and inputs is None and outputs is None and made.values is self.values
-        made._form = self._form if is_alike else None
-        return made
+            added = {key: None if argument is None else value_of(key, argument) for key, argument in arguments.items()}
+            node.values = node.values.changed(added)
+        is_alike = op_type is None and inputs is None and outputs is None and node.values is self.values
+        node._form = self._form if is_alike else None
+        return node
 
     def on(self, inputs: Iterable[str], outputs: Iterable[str], name: str) -> Node:
-        """The same on other blobs, of which no others are the same, under another name."""
-        made = self.changed(inputs=inputs, outputs=outputs, name=name)
-        made._form = self._form
-        return made
+        """The same on other blobs, with the same pattern of equal ones, under another name."""
+        node = self.changed(inputs=inputs, outputs=outputs, name=name)
+        node._form = self._form
+        return node
 
     def renamed(self, names: Mapping[str, str]) -> Node:
         """The same with blobs renamed."""
@@ -139,21 +138,21 @@ class Node:
         )
 
     def message(self) -> OperatorDef:
-        """As it is stored."""
-        made = OperatorDef(type=self.type, input=self.input, output=self.output, arg=self.values.messages())
+        """The message that stores it."""
+        message = OperatorDef(type=self.type, input=self.input, output=self.output, arg=self.values.messages())
         if self.unread is not None:
-            made.MergeFrom(self.unread)
+            message.MergeFrom(self.unread)
         if self.name:
-            made.name = self.name
+            message.name = self.name
         if self.engine:
-            made.engine = self.engine
+            message.engine = self.engine
         if self.control_input:
-            made.control_input.extend(self.control_input)
+            message.control_input.extend(self.control_input)
         if self.device_option is not None:
-            made.device_option.CopyFrom(self.device_option)
+            message.device_option.CopyFrom(self.device_option)
         if self.is_gradient_op:
-            made.is_gradient_op = True
-        return made
+            message.is_gradient_op = True
+        return message
 
 
 _UNREAD = ("debug_info", "domain", "op_version")
@@ -170,7 +169,7 @@ def node_of(definition: OperatorDef | Node, owner: str = "") -> Node:
     if definition.HasField("device_option"):
         option = DeviceOption()
         option.CopyFrom(definition.device_option)
-    made = Node(
+    node = Node(
         definition.type,
         definition.input,
         definition.output,
@@ -183,8 +182,8 @@ def node_of(definition: OperatorDef | Node, owner: str = "") -> Node:
     )
     unread = {field: getattr(definition, field) for field in _UNREAD if definition.HasField(field)}
     if unread:
-        made.unread = OperatorDef(**unread)
-    return made
+        node.unread = OperatorDef(**unread)
+    return node
 
 
 def new_node(
@@ -211,7 +210,7 @@ def arguments_of(definition: OperatorDef, owner: str = "") -> Arguments:
 
 
 def operator_label(definition: Node | OperatorDef, index: int, net: str = "") -> str:
-    """How messages name an operator: type, name or first output, index, net."""
+    """The operator in messages: type, name or first output, index, net."""
     name = definition.name or (definition.output[0] if definition.output else "")
     position = f" (operator {index})" if index >= 0 else ""
     return f"{definition.type} {name!r}{position}" + (f" of net {net!r}" if net else "")

@@ -35,15 +35,15 @@ def repeat_of(operator: Operator, prepared: Prepared) -> Repeat | None:
 
     Operators that draw random numbers, and those with constants, may have read more than the form tells.
     """
-    found = prepared.keeps
-    if not isinstance(found, NumpyCalls) or not operator.schema.reproducible:
+    numpy_calls = prepared.keeps
+    if not isinstance(numpy_calls, NumpyCalls) or not operator.schema.reproducible:
         return None
     if prepared.inputs_in_place or prepared.outputs_in_place or prepared.shared_buffer is not None:
         return None
     tensors = [blob.tensor() for blob in (*operator.input_blobs, *operator.output_blobs)]
     if any(tensor.constant is not None or not tensor.is_packed for tensor in tensors):
         return None
-    calls = found.calls
+    calls = numpy_calls.calls
     if any(pieces is None or len(pieces) > 1 for pieces in calls.steps):
         return None
     starts = list(accumulate((-(-one.nbytes // _LINE) * _LINE for one in prepared.scratch), initial=0))
@@ -51,7 +51,7 @@ def repeat_of(operator: Operator, prepared: Prepared) -> Repeat | None:
         return None
     own = [(tensor.address, tensor.nbytes) for tensor in tensors]
     own += [(address_of(one), one.nbytes) for one in prepared.scratch]
-    places = [_place(address_of(array), own) for array in found.arrays]
+    places = [_place(address_of(array), own) for array in numpy_calls.arrays]
     if any(number == len(places) or places[number] is None for number in calls.written):
         return None  # working memory in an arena, or what an operator keeps for itself
     names = (*operator.definition.input, *operator.definition.output)
@@ -62,7 +62,7 @@ def repeat_of(operator: Operator, prepared: Prepared) -> Repeat | None:
     content = np.zeros(starts[-1], np.uint8)
     for one, start in zip(prepared.scratch, starts[:-1], strict=True):
         content[start : start + one.nbytes] = one.reshape(-1).view(np.uint8)
-    return _Repeated(found, tuple(places), tuple(starts), content, tuple(distinct), sizes).steps
+    return _Repeated(numpy_calls, tuple(places), tuple(starts), content, tuple(distinct), sizes).steps
 
 
 _Place = tuple[int, int]
@@ -101,11 +101,11 @@ class _Repeated:
         """The step of each; None for one whose tensors overlap. See `Repeat`."""
         apart = lie_apart(addresses[:, list(self.distinct)], np.array(self.sizes, np.int64))
         chosen = np.flatnonzero(apart).tolist()
-        found: list[AlikeStep | None] = [None] * len(operators)
-        made = self._made([operators[number] for number in chosen], addresses[chosen]) if len(chosen) else []
-        for number, step in zip(chosen, made, strict=True):
-            found[number] = step
-        return found
+        steps: list[AlikeStep | None] = [None] * len(operators)
+        native_steps = self._made([operators[number] for number in chosen], addresses[chosen]) if len(chosen) else []
+        for number, step in zip(chosen, native_steps, strict=True):
+            steps[number] = step
+        return steps
 
     def _made(self, operators: Sequence[Operator], addresses: _Numbers) -> list[AlikeStep]:
         count, calls = len(operators), self.found.calls

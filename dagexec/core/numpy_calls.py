@@ -1,12 +1,12 @@
-"""Steps that call NumPy, as native calls: the same code and the same bytes, without Python and its lock, in pieces.
+"""Steps of NumPy as native calls: the same code and the same bytes, without Python and its lock, in pieces.
 
 A step of NumPy for arrays that exist already - a `partial` of a function of elements with `out`, of its `reduce` or
 `accumulate`, or of a copy - can be made of calls of NumPy's inner loops (`numpy_loops`). Other steps stay what they
 are: functions that allocate, conversions, operands that overlap, objects, and arrays of so many short rows that a
 table of calls would be long.
 
-What calls there are depends on the form of the steps: their functions, the numbers they are given, and the layouts of
-their arrays. It is found once a form (`NativeCalls`); others of the form have the same tables with their own addresses.
+The calls depend on the form of the steps: their functions, numbers, and the layouts of their arrays. They are found
+once per form (`NativeCalls`); other steps of the form have the same tables with their own addresses.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _Index = tuple[slice | EllipsisType, ...]
 _NO_CALLS: _Table = np.empty((0, 5), np.int64)
 
 _MOST_CALLS = 1 << 12
-"""Of a step."""
+"""Calls of a step, at most."""
 
 _FEW_CALLS, _CALL_BYTES = 256, 80
-"""A table takes so many bytes for each: more than a few calls have to be about more memory than that."""
+"""A table takes so many bytes for each call: more than a few calls must move more memory than that."""
 
 _MOST_WORK = 1000
-"""What NumPy may do to find out whether arrays overlap."""
+"""NumPy's effort to find out whether arrays overlap."""
 
 _ALIGNED = 64
 """Elements: parts of rows begin at multiples of it, so that threads do not write to one line of a cache in turns."""
 
 _BYTES_PER_SECOND, _SECONDS_AN_ELEMENT = 10e9, 2e-9
-"""Of one core: what simple functions move, and what others take."""
+"""Of one core: the bandwidth of simple functions, and the time of others."""
 
 _SIMPLE = frozenset(
     (
@@ -56,21 +56,21 @@ _SIMPLE = frozenset(
         np.positive, np.rint, np.square, np.subtract,
     )
 )  # fmt: skip
-"""What moves elements as fast as memory does."""
+"""Functions as fast as memory."""
 
 _SUMS = (np.add, np.multiply)
-"""What starts from its identity when it reduces."""
+"""Reductions that start from the identity."""
 
 _EXTREMES = (np.maximum, np.minimum, np.logical_and, np.logical_or, np.bitwise_and, np.bitwise_or)
-"""What starts from the first element, which may be taken twice."""
+"""Reductions that start from the first element, which may count twice."""
 
 
 class _Unsupported(Exception):  # noqa: N818 - not an error
-    """A call stays one of Python."""
+    """The call remains Python's."""
 
 
 def natively(prepared: Prepared, label: str) -> Prepared:
-    """`prepared`, what calls NumPy in its step made native calls, as far as that can be."""
+    """`prepared`, with NumPy's calls in its step made native where possible."""
     if not can_run() or prepared.parts:
         return prepared
     parts = parts_of(prepared.step)
@@ -106,7 +106,7 @@ _Numbered = dict[int, tuple[int, Array]]
 """The arrays of some steps, and their numbers, by `id`."""
 
 _Span = tuple[int, int]
-"""From the address of an array, where its first byte is, and what is behind its last one."""
+"""The offsets of the first byte of an array and of the end, from its address."""
 
 
 def _step_form(step: Step, arrays: _Numbered) -> Hashable | None:
@@ -130,9 +130,9 @@ def _step_form(step: Step, arrays: _Numbered) -> Hashable | None:
 
 
 def _value_form(value: Any, arrays: _Numbered) -> Hashable:
-    """A value that a step is given, as its form has it; of an array, its number among `arrays`.
+    """An argument of a step in its form: for an array, its number among `arrays`.
 
-    Raises _Unsupported for others than those that calls of NumPy are given here.
+    Raises _Unsupported for other types of values.
     """
     if isinstance(value, np.ndarray):
         return np.ndarray, arrays.setdefault(id(value), (len(arrays), value))[0]
@@ -141,7 +141,7 @@ def _value_form(value: Any, arrays: _Numbered) -> Hashable:
     if isinstance(value, float):
         return float, value.hex()
     if isinstance(value, list | tuple):
-        return tuple([_value_form(one, arrays) for one in value])
+        return tuple([_value_form(item, arrays) for item in value])
     if value is None or isinstance(value, int | str | type | np.dtype):
         return type(value), value
     raise _Unsupported
@@ -152,11 +152,11 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> _S
     reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
     if 0 in shape:
         return 0, 0
-    return sum(one for one in reach if one < 0), sum(one for one in reach if one > 0) + itemsize
+    return sum(step for step in reach if step < 0), sum(step for step in reach if step > 0) + itemsize
 
 
 def _common_memory(addresses: Sequence[int], spans: Sequence[_Span]) -> Hashable:
-    """Which arrays have memory in common, and where they lie there: what calls depend on beside layouts."""
+    """Which arrays overlap, and where: calls depend on that besides layouts."""
     bounds = [(address + low, address + high) for address, (low, high) in zip(addresses, spans, strict=True)]
     lying = sorted(range(len(bounds)), key=bounds.__getitem__)
     first = [0] * len(bounds)
@@ -172,7 +172,7 @@ def _common_memory(addresses: Sequence[int], spans: Sequence[_Span]) -> Hashable
 
 
 class NativeCalls(NamedTuple):
-    """The calls that steps of a form are.
+    """The calls of steps of a form.
 
     Attributes:
         rows: of `native_rows`, with places among the addresses that calls read in place of where these are.
@@ -191,19 +191,19 @@ class NativeCalls(NamedTuple):
     keeps: object
 
     def made(self, parts: Sequence[Step], arrays: object, addresses: Sequence[int], label: str) -> list[Step]:
-        """The steps, of which `parts` are those that stay, for these arrays; native neighbors are one."""
+        """The steps for these arrays, with `parts` for those that stay Python's; native neighbors are merged."""
         read = np.array((*addresses, 0), np.int64)[self.arrays] + self.offsets
         rows = self.rows.copy()
         rows[:, 1] += np.uint64(address_of(read))
         keeps = read, arrays, self.keeps
-        found: list[Step] = []
+        steps: list[Step] = []
         for stays, group in groupby(zip(parts, self.steps, strict=True), lambda one: one[1] is None):
             if stays:
-                found += [part for part, _ in group]
+                steps += [part for part, _ in group]
                 continue
             phases = [tuple([table_piece(rows[a:b], keeps, label) for a, b in pieces or ()]) for _, pieces in group]
-            found.append(NativeStep(tuple(filter(None, phases))))
-        return found
+            steps.append(NativeStep(tuple(filter(None, phases))))
+        return steps
 
 
 class NumpyCalls(NamedTuple):
@@ -220,8 +220,8 @@ _known: dict[Hashable, NativeCalls] = {}
 def _native(
     parts: Sequence[Step], forms: Sequence[Hashable | None], addresses: Sequence[int], spans: Sequence[_Span]
 ) -> NativeCalls:
-    """What calls `parts` are, of these `forms`, whose arrays lie at these addresses."""
-    calls, found = _Calls(), list[npt.NDArray[np.int64]]()
+    """The calls of `parts`, of these `forms`, whose arrays are at these addresses."""
+    calls, rows = _Calls(), list[npt.NDArray[np.int64]]()
     steps: list[Sequence[tuple[int, int]] | None] = []
     count = 0
     for part, form in zip(parts, forms, strict=True):
@@ -233,14 +233,14 @@ def _native(
         if tables is not None:
             ends = list(accumulate(map(len, tables), initial=count))
             steps[-1], count = list(pairwise(ends)), ends[-1]
-            found += tables
+            rows += tables
     read = np.concatenate([np.empty(0, np.int64), *calls.read])
     arrays = np.full(len(read), len(addresses))
     for place, (address, (low, high)) in enumerate(zip(addresses, spans, strict=True)):
         arrays[(read >= address + low) & (read < address + high)] = place
     offsets = read - np.array((*addresses, 0), np.int64)[arrays]
     written = frozenset(arrays[calls.written].tolist())
-    return NativeCalls(native_rows(np.concatenate([_NO_CALLS, *found])), steps, arrays, offsets, written, calls.fields)
+    return NativeCalls(native_rows(np.concatenate([_NO_CALLS, *rows])), steps, arrays, offsets, written, calls.fields)
 
 
 def _tables_of(calls: _Calls, step: partial[object]) -> list[_Table]:
@@ -345,9 +345,9 @@ def _elements(
     calls: _Calls, ufunc: np.ufunc, args: Sequence[Any], *, out: Array, dtype: Any = None, casting: str = "same_kind"
 ) -> Iterator[_Table]:
     """A function of elements; `casting` says nothing where no element is converted."""
-    arrays = [_operand(calls, one, [*args, out]) for one in args]
+    arrays = [_operand(calls, value, [*args, out]) for value in args]
     loop = loop_of(ufunc, [*(array.dtype for array in arrays), out.dtype])
-    if loop is None or ufunc.nout != 1 or (dtype is not None and any(one.dtype != dtype for one in (*arrays, out))):
+    if loop is None or ufunc.nout != 1 or (dtype is not None and any(x.dtype != dtype for x in (*arrays, out))):
         raise _Unsupported
     _require_apart(out, arrays)
     views = [_stretched(array, out.shape) for array in arrays]
@@ -363,7 +363,7 @@ def _operand(calls: _Calls, value: Any, others: Sequence[Any]) -> Array:
     """`value` as an array; a plain number has the type of the first array, where that can hold it."""
     if isinstance(value, np.ndarray | np.generic):
         return calls.array(value)
-    array = next(one for one in others if isinstance(one, np.ndarray))
+    array = next(other for other in others if isinstance(other, np.ndarray))
     if not isinstance(value, int | float) or np.result_type(array, value) != array.dtype:
         raise _Unsupported
     return calls.array(value, array.dtype)
@@ -374,15 +374,15 @@ def _reduction(
 ) -> Iterator[_Table]:
     """Elements of `axis` joined one after another, in the order in which NumPy does it."""
     loop = loop_of(ufunc, [x.dtype] * 3)
-    axes = {one % x.ndim for one in (axis if isinstance(axis, tuple) else (axis,))} if x.ndim else set()
+    axes = {dim % x.ndim for dim in (axis if isinstance(axis, tuple) else (axis,))} if x.ndim else set()
     if loop is None or not keepdims or out.dtype != x.dtype or dtype not in (None, x.dtype) or not x.size:
         raise _Unsupported
     if not axes or (ufunc not in _SUMS and ufunc not in _EXTREMES):
         raise _Unsupported
     _require_apart(out, [x])
-    first = x[(*(slice(1) if one in axes else slice(None) for one in range(x.ndim)), ...)]
+    first = x[(*(slice(1) if dim in axes else slice(None) for dim in range(x.ndim)), ...)]
     start = np.broadcast_to(calls.array(ufunc.identity, x.dtype), out.shape) if ufunc in _SUMS else first
-    kept = [one for one in range(x.ndim) if one not in axes]
+    kept = [dim for dim in range(x.ndim) if dim not in axes]
     for index in _parts(x.shape, kept, _seconds(ufunc, [x], out)):
         part, total = x[index], out[index]
         totals = _stretched(total, part.shape)
@@ -399,7 +399,7 @@ def _accumulation(
     if np.may_share_memory(x, out):
         raise _Unsupported
     axis %= x.ndim
-    others = [one for one in range(x.ndim) if one != axis]
+    others = [dim for dim in range(x.ndim) if dim != axis]
     for index in _parts(x.shape, others, _seconds(ufunc, [x, x], out)):
         part, total = (np.moveaxis(array[index], axis, 0) for array in (x, out))
         rows = [_copied(calls, part[:1], total[:1])]
@@ -410,7 +410,7 @@ def _accumulation(
             raise _Unsupported
         else:
             rows += [
-                calls.rows(loop, [total[one - 1], part[one], total[one]], total[one]) for one in range(1, len(part))
+                calls.rows(loop, [total[row - 1], part[row], total[row]], total[row]) for row in range(1, len(part))
             ]
         table = np.concatenate(rows)
         if len(table) > _MOST_CALLS:
@@ -455,7 +455,7 @@ def _copied(calls: _Calls, source: Array, target: Array) -> _Table:
 
 
 def _seconds(ufunc: np.ufunc, views: Sequence[Array], out: Array) -> float:
-    """About what it takes on one core."""
+    """An estimate on one core."""
     size = max(out.size, *(view.size for view in views))
     work = 0.0 if ufunc in _SIMPLE else size * _SECONDS_AN_ELEMENT
     return work + sum(view.nbytes for view in (*views, out)) / _BYTES_PER_SECOND
@@ -471,8 +471,8 @@ def _parts(shape: tuple[int, ...], axes: Sequence[int], seconds: float) -> list[
         return []
     if count == 1 or not long:
         return [(...,)]
-    axis = next((one for one in long if shape[one] >= count), max(long, key=lambda one: shape[one]))
-    unit = _ALIGNED if axis == max(one for one, size in enumerate(shape) if size > 1) else 1
+    axis = next((dim for dim in long if shape[dim] >= count), max(long, key=lambda dim: shape[dim]))
+    unit = _ALIGNED if axis == max(dim for dim, size in enumerate(shape) if size > 1) else 1
     units = -(-shape[axis] // unit)
     ends = [min(shape[axis], units * number // count * unit) for number in range(count)] + [shape[axis]]
     before = (slice(None),) * axis
@@ -480,7 +480,7 @@ def _parts(shape: tuple[int, ...], axes: Sequence[int], seconds: float) -> list[
 
 
 def _require_apart(out: Array, arrays: Sequence[Array]) -> None:
-    """Raise _Unsupported where an element is written before another is read, but in its own place."""
+    """Raise _Unsupported where writing an element would change one that is still to be read, except in place."""
     for array in arrays:
         is_same = array.shape == out.shape and array.strides == out.strides and address_of(array) == address_of(out)
         if is_same or not np.may_share_memory(array, out):

@@ -52,14 +52,14 @@ def _loops(ufunc: np.ufunc) -> Mapping[str, Loop]:
     """By the characters of the types; none of a function of whole rows, or where objects do not look as expected."""
     if sys.implementation.name != "cpython" or ufunc.signature is not None:
         return {}
-    found = _Function.from_address(id(ufunc) + object.__basicsize__)
+    start = _Function.from_address(id(ufunc) + object.__basicsize__)
     expected = ufunc.nin, ufunc.nout, ufunc.nargs, ufunc.ntypes
-    if (found.inputs, found.outputs, found.arguments, found.count) != expected or found.name != ufunc.__name__.encode():
+    if (start.inputs, start.outputs, start.arguments, start.count) != expected or start.name != ufunc.__name__.encode():
         return {}
     loops: dict[str, Loop] = {}
     for place, types in enumerate(ufunc.types):
-        function, kinds = found.functions[place], types.replace("->", "")
+        function, kinds = start.functions[place], types.replace("->", "")
         may_raise = ufunc is np.power and np.dtype(kinds[0]).kind in "iu"  # for negative exponents, as Python does
         if function and not may_raise and _OF_NUMBERS.issuperset(kinds):
-            loops.setdefault(kinds, Loop(function, found.data[place] or 0 if found.data else 0))
+            loops.setdefault(kinds, Loop(function, start.data[place] or 0 if start.data else 0))
     return loops

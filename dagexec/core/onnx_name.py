@@ -15,12 +15,11 @@ class OnnxName:
 
     Attributes:
         type: the ONNX operator.
-        version: its newest version that was read; what a later one means is not known here. Of a version, the first
-            operator set that has it.
+        version: its newest supported version, by the first operator set that has it; later ones are unknown.
         attributes: each attribute that is read, and the argument that it becomes; all others must have their default.
-        ignored: attributes that change nothing of what the operator computes.
-        values: of an attribute whose values differ from the argument's, what each becomes; all others are refused.
-        fixed: arguments that the operator has whatever the node says.
+        ignored: attributes without influence on the result.
+        values: for an attribute whose values differ from the argument's, the translation; other values are refused.
+        fixed: arguments that the operator always has.
         domain: of the operator, '' the default one.
     """
 

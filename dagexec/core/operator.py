@@ -55,15 +55,15 @@ def nothing_to_do() -> None:
 
 def in_sequence(steps: Sequence[Step]) -> Step:
     """One step that calls `steps` in order, those with nothing to do left out."""
-    needed = [step for step in steps if step is not nothing_to_do]
-    if len(needed) < 2:
-        return needed[0] if needed else nothing_to_do
+    active = [step for step in steps if step is not nothing_to_do]
+    if len(active) < 2:
+        return active[0] if active else nothing_to_do
 
     def run_all() -> None:
-        for step in needed:
+        for step in active:
             step()
 
-    run_all.parts = tuple(needed)  # type: ignore[attr-defined]
+    run_all.parts = tuple(active)  # type: ignore[attr-defined]
     return run_all
 
 

@@ -56,7 +56,7 @@ BUGS = (
         "readers do not hold up a writer",
         FAMILY,
         "the graph has no edge from who reads a blob to who overwrites it",
-        (Edit(flow_of, "found.update(row)", "pass"),),
+        (Edit(flow_of, "waits_for.update(row)", "pass"),),
         scenes.overwriting,
         "proof",
         "WAR",

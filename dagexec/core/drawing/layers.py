@@ -79,9 +79,9 @@ def _ordered(layers: list[list[int]], above: list[list[int]], below: list[list[i
         down = sweep % 2 == 0
         neighbors = above if down else below
         for layer in layers if down else reversed(layers):
-            wanted = {node: _mean([places[other] for other in neighbors[node]], places[node]) for node in layer}
-            layer.sort(key=wanted.__getitem__)
-            _settle(layer, wanted, places)
+            targets = {node: _mean([places[other] for other in neighbors[node]], places[node]) for node in layer}
+            layer.sort(key=targets.__getitem__)
+            _settle(layer, targets, places)
     return places
 
 
@@ -90,14 +90,14 @@ def _spread(layer: list[int], places: list[float]) -> None:
         places[node] = place - (len(layer) - 1) / 2
 
 
-def _settle(layer: list[int], wanted: dict[int, float], places: list[float]) -> None:
-    """Give nodes in order the places that they want, at least 1 apart: least squares, by joining blocks that collide.
+def _settle(layer: list[int], targets: dict[int, float], places: list[float]) -> None:
+    """Place nodes, in order, as near as possible to their `targets` (least squares), at least 1 apart.
 
-    This is isotonic regression of the wanted places less the node's rank (pool adjacent violators; Ayer et al., 1955).
+    This is isotonic regression of the targets less the node's rank (pool adjacent violators; Ayer et al., 1955).
     """
-    blocks: list[tuple[float, int]] = []  # the sum of what its nodes want, and how many they are
+    blocks: list[tuple[float, int]] = []  # the sum and the number of its nodes' targets less ranks
     for rank, node in enumerate(layer):
-        total, size = wanted[node] - rank, 1
+        total, size = targets[node] - rank, 1
         while blocks and blocks[-1][0] * size >= total * blocks[-1][1]:
             before, count = blocks.pop()
             total, size = total + before, size + count

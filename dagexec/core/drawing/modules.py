@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dagexec.platform.records import dataclass
 
 MOST_NODES = 200
-"""As many a drawing shows well; what has more is drawn as groups."""
+"""Nodes that a drawing shows well; larger ones are drawn as groups."""
 
 _SEPARATOR = re.compile(r"[/.]+")
 
@@ -23,7 +23,7 @@ class Group:
     """Operators that are one node of the drawing above, and a drawing of their own.
 
     Attributes:
-        name: the part of the names that is common to them, or from which to which operator it goes.
+        name: the common part of the names, or the first and the last operator.
         members: operators by number, and groups, by the first of their operators.
     """
 
@@ -41,7 +41,7 @@ class Group:
 
 def module_tree(names: Sequence[str]) -> Group:
     """The operators of these names as a group, in which no group has more than `MOST_NODES` members."""
-    paths = [tuple(part for part in _SEPARATOR.split(one) if part) for one in names]
+    paths = [tuple(part for part in _SEPARATOR.split(name) if part) for name in names]
     return Group("", _members(list(range(len(names))), paths, 0))
 
 

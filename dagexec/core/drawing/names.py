@@ -1,4 +1,4 @@
-"""What drawings and tables call an operator."""
+"""Names of operators in drawings and tables."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def operator_name(definition: Named) -> str:
 
 
 def operator_title(definition: Named) -> str:
-    """Its type and that."""
+    """Its type and its name."""
     return f"{definition.type} {operator_name(definition)}"

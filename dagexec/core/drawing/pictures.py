@@ -21,12 +21,12 @@ def hue(number: int) -> int:
 def net_picture(
     types: Sequence[str], names: Sequence[str], edges: Iterable[tuple[int, int]], chain_of: Sequence[int] | None = None
 ) -> str:
-    """The operators of these types and names from top to bottom; what is under the cursor says what it is.
+    """The operators of these types and names from top to bottom; a tooltip names each.
 
     They are colored by chain where these are given. A net of more than 200 operators is drawn as its modules.
     """
     tree = module_tree(names)
-    inside = [list(one.operators()) if isinstance(one, Group) else [one] for one in tree.members]
+    inside = [list(node.operators()) if isinstance(node, Group) else [node] for node in tree.members]
     place_of = {operator: place for place, operators in enumerate(inside) for operator in operators}
     pairs = {(place_of[parent], place_of[child]) for parent, child in edges}
     lines = sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]})
@@ -81,8 +81,8 @@ def lanes_picture(lanes: Sequence[tuple[str, Sequence[tuple[float, float, str, i
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], show: Callable[[object], str] = str) -> str:
-    """A table; of very many rows the first, and how many there are."""
-    head = "".join(f"<th>{escape(one)}</th>" for one in columns)
+    """A table; if there are very many rows, the first ones and the number of the others."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{_cells(map(show, row))}</tr>" for row in rows[:_MOST_ROWS])
     more = f"<p>and {len(rows) - _MOST_ROWS} more</p>" if len(rows) > _MOST_ROWS else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
