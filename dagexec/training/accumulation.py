@@ -1,4 +1,4 @@
-"""Several gradients of one value become one: dense ones are added, slices are put behind each other."""
+"""Sums of several gradients of a value: dense ones are added, slices are concatenated."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def accumulate(
 
 
 def _joined(emitter: Emitter, blob: str, parts: Sequence[GradientSlices]) -> GradientSlices:
-    """Slices of all parts behind each other."""
+    """The slices of all parts, concatenated."""
     device = _device([part.values for part in parts])
     joined = []
     for kind, pieces in (
@@ -76,11 +76,11 @@ def _joined(emitter: Emitter, blob: str, parts: Sequence[GradientSlices]) -> Gra
 
 def _dense(emitter: Emitter, blob: str, part: GradientSlices) -> Value:
     """The slices as a tensor of the shape of `blob`."""
-    made = Value(f"{blob}_grad", part.values.device)
+    dense = Value(f"{blob}_grad", part.values.device)
     source = Value(blob)
-    need([source, made])
-    emitter.emit(_operator("SparseToDense", made.device), [part.indices, part.values, source], [made])
-    return made
+    need([source, dense])
+    emitter.emit(_operator("SparseToDense", dense.device), [part.indices, part.values, source], [dense])
+    return dense
 
 
 def _operator(op_type: str, device: DeviceOption | None) -> OperatorDef:

@@ -44,16 +44,16 @@ def add_gradient_operators(
     """
     if isinstance(losses, str):
         raise GradientError(f"net {net.name!r}: expected a list of losses, found the string {losses!r}")
-    given = dict(losses) if isinstance(losses, Mapping) else dict.fromkeys(losses)
-    if not given:
+    seeds = dict(losses) if isinstance(losses, Mapping) else dict.fromkeys(losses)
+    if not seeds:
         raise GradientError(f"net {net.name!r}: no loss was given")
-    made = _BackwardPass(net, wanted, [blob for blob in given.values() if blob is not None])
-    gradients = made.run(given)
+    backward = _BackwardPass(net, wanted, [blob for blob in seeds.values() if blob is not None])
+    gradients = backward.run(seeds)
     written = {blob for definition in net.op for blob in definition.output}
-    for blob in given.values():
+    for blob in seeds.values():
         if blob is not None and blob not in written and blob not in net.external_input:
             net.external_input.append(blob)
-    net.op.extend(made.emitter.operators)
+    net.op.extend(backward.emitter.operators)
     return gradients
 
 
@@ -91,8 +91,8 @@ class _BackwardPass:
         """Walk from the losses to the beginning; the gradients by blob."""
         for loss in losses:
             self._check_loss(loss)
-        for loss, given in losses.items():
-            self._seed(self._versions.final(loss), given)
+        for loss, seed in losses.items():
+            self._seed(self._versions.final(loss), seed)
         for index in reversed(range(len(self._net.op))):
             self._differentiate(index)
             for version in dict.fromkeys(self._versions.inputs[index]):
@@ -117,9 +117,9 @@ class _BackwardPass:
                 f"depends on none of the blobs whose gradients were requested: {sorted(self._wanted or ())}"
             )
 
-    def _seed(self, version: Version, given: str | None) -> None:
-        """The gradient that a loss starts with."""
-        if given is None:
+    def _seed(self, version: Version, seed: str | None) -> None:
+        """Give a loss its initial gradient."""
+        if seed is None:
             fill = fill_like(version.blob, f"{version.blob}_autogen_grad", 1.0)
             writer = self._net.op[self._versions.writers[version]]
             if writer.HasField("device_option"):
@@ -130,8 +130,8 @@ class _BackwardPass:
             need([source, value])
             self.emitter.emit(fill, [source], [value])
         else:
-            value = Value(given)
-            need([value, value])  # it belongs to somebody else, so it is never given up
+            value = Value(seed)
+            need([value, value])  # it is the caller's, so it is never released
         self._parts[version] = [value]
         if version not in self._versions.first_readers:
             self._settle(version)
@@ -140,20 +140,20 @@ class _BackwardPass:
         """Emit the gradient operators of operator `index`, when a gradient of an output is there."""
         definition = self._net.op[index]
         outputs = self._versions.outputs[index]
-        given = [self._parts[version][0] if version in self._parts else None for version in outputs]
-        if not has_gradient(definition, given):
+        parts = [self._parts[version][0] if version in self._parts else None for version in outputs]
+        if not has_gradient(definition, parts):
             return
         inputs = self._versions.inputs[index]
-        asked = frozenset(position for position, version in enumerate(inputs) if self._asks(version))
-        if asked:
+        positions = frozenset(position for position, version in enumerate(inputs) if self._asks(version))
+        if positions:
             disguise = _UniqueNames(definition)
-            made = gradient(
+            maker_result = gradient(
                 disguise.definition,
-                [None if part is None else disguise.gradient(part) for part in given],
-                wanted=asked,
+                [None if part is None else disguise.gradient(part) for part in parts],
+                wanted=positions,
                 label=self._label(index),
             )
-            steps, results = self._resolve(index, made, disguise, asked)
+            steps, results = self._resolve(index, maker_result, disguise, positions)
             for position, part in results.items():
                 version = inputs[position]
                 self._parts.setdefault(version, []).append(part)
@@ -174,12 +174,12 @@ class _BackwardPass:
                 release(tensors_of(part))
 
     def _resolve(
-        self, index: int, made: GradientOperators, disguise: _UniqueNames, asked: frozenset[int]
+        self, index: int, maker_result: GradientOperators, disguise: _UniqueNames, asked: frozenset[int]
     ) -> tuple[list[_Step], dict[int, Part]]:
-        """The operators and input gradients of a maker with values for names; less what nobody asks for."""
+        """The operators and input gradients of a maker, with values for names and without unused ones."""
         current: dict[str, Value] = dict(disguise.values)
         steps = []
-        for definition in made.operators:
+        for definition in maker_result.operators:
             inputs = tuple(self._operand(index, definition, name, current, disguise) for name in definition.input)
             device = definition.device_option if definition.HasField("device_option") else None
             outputs = tuple(Value(disguise.real_name(name), device) for name in definition.output)
@@ -190,7 +190,7 @@ class _BackwardPass:
             return self._operand(index, None, name, current, disguise)
 
         results: dict[int, Part] = {}
-        for position, found in enumerate(made.inputs):
+        for position, found in enumerate(maker_result.inputs):
             if found is None or position not in asked:
                 continue
             if isinstance(found, SparseGradient):
@@ -275,8 +275,8 @@ class _BackwardPass:
 
     def _give_up_later_result(self, version: Version) -> None:
         """An earlier version of a blob has a gradient, so that of a later one need not last."""
-        found = self._results.get(version.blob)
-        if found is not None and found[0].number > version.number:
+        result = self._results.get(version.blob)
+        if result is not None and result[0].number > version.number:
             release(tensors_of(self._results.pop(version.blob)[1]))
 
     def _asks(self, version: Version) -> bool:
@@ -287,7 +287,7 @@ class _BackwardPass:
 
 
 class _UniqueNames:
-    """A def for a maker, in which no two values have one name, and what the names in it stand for.
+    """A def for a maker in which different values have different names, and the meaning of these.
 
     An operator in place gives its output the name of its input, and the gradients of both have one name as well; so the
     old value of a blob, and the gradients of the outputs, get names that no blob has: `x<before>` and `x_grad<0>`.
@@ -331,12 +331,12 @@ class _UniqueNames:
 
 def _dependents(net: NetDef, versions: BlobVersions, wanted: Collection[str]) -> frozenset[Version]:
     """The versions that gradients of `wanted` pass through: those of the blobs, and all computed from them."""
-    found = {Version(blob, 0) for blob in wanted}
+    reached = {Version(blob, 0) for blob in wanted}
     for index, definition in enumerate(net.op):
-        found.update(v for v in versions.outputs[index] if v.blob in wanted and not versions.starts_outside(v.blob))
-        if not stops_gradients(definition.type) and found.intersection(versions.inputs[index]):
-            found.update(versions.outputs[index])
-    return frozenset(found)
+        reached.update(v for v in versions.outputs[index] if v.blob in wanted and not versions.starts_outside(v.blob))
+        if not stops_gradients(definition.type) and reached.intersection(versions.inputs[index]):
+            reached.update(versions.outputs[index])
+    return frozenset(reached)
 
 
 def _named(part: Part) -> Gradient:

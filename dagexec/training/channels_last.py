@@ -1,8 +1,8 @@
 """Images of a training net with their channels last, which oneDNN's convolutions and normalizations are faster with.
 
-Convolutions seek that order, and what lies between them goes along. Parameters and their gradients stay as they are: a
-filter is turned once a step, and so is its gradient. What is not an operator of images, such as a fully connected
-layer, reads a copy in N, channels, height, width.
+Convolutions choose that order, and the operators between them follow. Parameters and their gradients stay as they are:
+filters and their gradients are transposed once a step. Operators of no images, such as a fully connected layer, read a
+copy in N, channels, height, width.
 
 LeNet's step takes 0.7 of the processor time so, ResNet-20's 0.67 (64 images, AVX-512, beside other work).
 """
@@ -88,18 +88,22 @@ def with_channels_last(net: NetDef, workspace: Workspace, engine: str) -> tuple[
     copied, where filters are no 4-axis tensors or in groups, and for nets with devices or control inputs. External
     outputs, and what the workspace has a blob of, stay in NCHW under their names.
     """
-    seeking = [one for one in net.op if one.type in _SEEKING and engine in one.engine.split(",")]
-    if not seeking or not all(_is_plain(one, workspace) for one in seeking) or not _is_on_host(net):
+    seeking = [
+        convolution
+        for convolution in net.op
+        if convolution.type in _SEEKING and engine in convolution.engine.split(",")
+    ]
+    if not seeking or not all(_is_plain(convolution, workspace) for convolution in seeking) or not _is_on_host(net):
         return net, {}
-    made = _Turned(net, engine)
+    turned = _Turned(net, engine)
     for definition in net.op:
-        made.add(definition)
-    if made.copies >= len(seeking):
+        turned.add(definition)
+    if turned.copies >= len(seeking):
         return net, {}
-    for name in sorted(made.moved):
+    for name in sorted(turned.moved):
         if name in net.external_output or workspace.has_blob(name):
-            made.in_order(name)
-    return made.net, made.moved
+            turned.in_order(name)
+    return turned.net, turned.moved
 
 
 def _is_plain(definition: OperatorDef, workspace: Workspace) -> bool:
@@ -112,7 +116,7 @@ def _is_plain(definition: OperatorDef, workspace: Workspace) -> bool:
 
 def _is_on_host(net: NetDef) -> bool:
     return not net.HasField("device_option") and all(
-        not one.control_input and Device.from_option(one.device_option) == CPU for one in net.op
+        not definition.control_input and Device.from_option(definition.device_option) == CPU for definition in net.op
     )
 
 
@@ -136,7 +140,7 @@ class _Turned:
         self.net.CopyFrom(self.source)
         del self.net.op[:]
         self._known: dict[str, str] = {}  # the blob with channels last of each name that has one now
-        self._taken = {name for one in self.source.op for name in (*one.input, *one.output)}
+        self._taken = {name for definition in self.source.op for name in (*definition.input, *definition.output)}
         self._names: dict[str, str] = {}
 
     def add(self, definition: OperatorDef) -> None:
@@ -156,27 +160,27 @@ class _Turned:
         self.net.op.add().CopyFrom(definition)
 
     def in_order(self, name: str) -> None:
-        """See to it that the blob `name` has its value."""
+        """Ensure that the blob `name` has its value, in NCHW."""
         if name in self.moved:
             self._copy("NHWC2NCHW", self.moved.pop(name), name)
             self.copies += 1
 
-    def _add_turned(self, made: OperatorDef, images: _Images) -> None:
+    def _add_turned(self, definition: OperatorDef, images: _Images) -> None:
         for place in images.inputs:
-            self.copies += made.input[place] not in self._known
-            made.input[place] = self._channels_last(made.input[place])
+            self.copies += definition.input[place] not in self._known
+            definition.input[place] = self._channels_last(definition.input[place])
         for place in images.filters:
-            made.input[place] = self._channels_last(made.input[place])
-        self._forget(name for place, name in enumerate(made.output) if place not in images.outputs)
+            definition.input[place] = self._channels_last(definition.input[place])
+        self._forget(name for place, name in enumerate(definition.output) if place not in images.outputs)
         for place in images.outputs:
-            name = made.output[place]
-            made.output[place] = self._known[name] = self.moved[name] = self._name(name)
-        gradients = [(place, made.output[place]) for place in images.filter_gradients]
+            name = definition.output[place]
+            definition.output[place] = self._known[name] = self.moved[name] = self._name(name)
+        gradients = [(place, definition.output[place]) for place in images.filter_gradients]
         for place, name in gradients:
-            made.output[place] = self._name(name)
-        self.net.op.append(made)
+            definition.output[place] = self._name(name)
+        self.net.op.append(definition)
         for place, name in gradients:
-            self._copy("NHWC2NCHW", made.output[place], name)
+            self._copy("NHWC2NCHW", definition.output[place], name)
 
     def _channels_last(self, name: str) -> str:
         if name not in self._known:
@@ -207,21 +211,21 @@ def _changed(definition: OperatorDef, arguments: Arguments) -> OperatorDef | Non
     """The operator for channels last; None where it cannot be."""
     if arguments.string("order", NCHW) != NCHW:
         return None
-    given: dict[str, str | list[int]] = {}
+    changes: dict[str, str | list[int]] = {}
     if definition.type in _ORDERED:
-        given["order"] = NHWC
+        changes["order"] = NHWC
     elif definition.type in ("Concat", "ConcatGradient"):
         if arguments.int("axis", 1) != 1 or arguments.bool("add_axis"):
             return None
-        given["order"] = NHWC
+        changes["order"] = NHWC
     elif definition.type in ("Pad", "PadGradient"):
         pads = arguments.ints("pads")
         if len(pads) != 2 * _IMAGE_AXES or "axes" in arguments:
             return None
-        given["pads"] = [half[axis] for half in (pads[:_IMAGE_AXES], pads[_IMAGE_AXES:]) for axis in (0, 2, 3, 1)]
-    made = OperatorDef()
-    made.CopyFrom(definition)
-    kept = [argument for argument in made.arg if argument.name not in (*given, "axis")]
-    del made.arg[:]
-    made.arg.extend([*kept, *(make_argument(name, value) for name, value in given.items())])
-    return made
+        changes["pads"] = [half[axis] for half in (pads[:_IMAGE_AXES], pads[_IMAGE_AXES:]) for axis in (0, 2, 3, 1)]
+    copy = OperatorDef()
+    copy.CopyFrom(definition)
+    others = [argument for argument in copy.arg if argument.name not in (*changes, "axis")]
+    del copy.arg[:]
+    copy.arg.extend([*others, *(make_argument(name, value) for name, value in changes.items())])
+    return copy

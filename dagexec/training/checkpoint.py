@@ -35,7 +35,7 @@ logger = logging.getLogger("dagexec")
 STATE_RECORD = "dagexec/checkpoint"
 _NAME = re.compile(r"step-(\d+)\.(\w+)")
 _whole: dict[Path, tuple[int, int, int]] = {}
-"""Checkpoints that this process wrote or read to the end, with what tells whether they changed since."""
+"""Checkpoints that this process wrote or read to the end, with an identity that changes when they do."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,15 @@ def save_checkpoint(
 
 
 def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
-    """The checkpoints in `folder` by name, the newest first; whether they are whole is not looked at."""
+    """The checkpoints in `folder` by name, the newest first; they may be damaged."""
     try:
         names = os.listdir(folder)
     except OSError:
         return []
-    found = [
+    steps_and_names = [
         (int(match[1]), name) for name in names if (match := _NAME.fullmatch(name)) and match[2] in database_types()
     ]
-    return [Path(folder) / name for _, name in sorted(found, reverse=True)]
+    return [Path(folder) / name for _, name in sorted(steps_and_names, reverse=True)]
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
@@ -120,11 +120,11 @@ def load_checkpoint(
     workspace. `check` may raise when the checkpoint is not the one that is wanted.
     Everything is read and checked first: on failure no blob has changed. Raises StorageError, naming file and place.
     """
-    found, checkpoint = _read(Path(path))
+    file, checkpoint = _read(Path(path))
     if check is not None:
         check(checkpoint)
     if expected is not None:
-        _check_fit(workspace, expected, checkpoint, found)
+        _check_fit(workspace, expected, checkpoint, file)
     for name in checkpoint.blobs:
         blob = workspace.get_blob_or_none(name)
         if blob is not None and blob.value is not None and not isinstance(blob.value, Tensor):
@@ -132,7 +132,7 @@ def load_checkpoint(
                 f"{path}: blob {name!r} of the workspace holds a {type(blob.value).__name__}, not a tensor"
             )
     for name in checkpoint.blobs:
-        workspace.feed_blob(name, found.tensors[name])
+        workspace.feed_blob(name, file.tensors[name])
     return checkpoint
 
 
@@ -145,13 +145,13 @@ def _values(workspace: Workspace, name: str) -> npt.NDArray[Any]:
     return workspace.fetch_blob(name)
 
 
-def _check_fit(workspace: Workspace, expected: Sequence[str], checkpoint: Checkpoint, found: BlobFile) -> None:
+def _check_fit(workspace: Workspace, expected: Sequence[str], checkpoint: Checkpoint, file: BlobFile) -> None:
     """Raise StorageError, saying what differs, unless the checkpoint is of a model with the blobs `expected`."""
     problems = [f"{name!r} is missing" for name in expected if name not in checkpoint.blobs]
     problems += [f"{name!r} is not in the model" for name in checkpoint.blobs if name not in expected]
     for name in expected:
         if name in checkpoint.blobs:
-            tensor, array = workspace.get_blob(name).get(Tensor), found.tensors[name]
+            tensor, array = workspace.get_blob(name).get(Tensor), file.tensors[name]
             meta = dtypes.from_numpy(array.dtype)
             if (tensor.shape, tensor.meta) != (array.shape, meta):
                 problems.append(f"{name!r} must be {tensor.meta}{list(tensor.shape)}, found {meta}{list(array.shape)}")
@@ -165,12 +165,12 @@ def _read(path: Path) -> tuple[BlobFile, Checkpoint]:
     db_type = path.suffix.removeprefix(".")
     if db_type not in database_types():
         raise StorageError(f"{path}: not a checkpoint; expected a name that ends with one of {database_types()}")
-    found = read_blob_file(db_type, path, require_checksums=True)
-    checkpoint = _state(path, found.strings.get(STATE_RECORD))
-    missing = [name for name in checkpoint.blobs if name not in found.tensors]
+    file = read_blob_file(db_type, path, require_checksums=True)
+    checkpoint = _state(path, file.strings.get(STATE_RECORD))
+    missing = [name for name in checkpoint.blobs if name not in file.tensors]
     if missing:
         raise StorageError(f"{path}: not a checkpoint: blobs are missing: {', '.join(missing)}")
-    return found, checkpoint
+    return file, checkpoint
 
 
 def _state(path: Path, content: bytes | None) -> Checkpoint:
@@ -241,7 +241,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    """What changes when somebody writes to the checkpoint."""
+    """Changes when the checkpoint is written to."""
     try:
         status = (path / "data.mdb" if path.is_dir() else path).stat()
     except OSError:

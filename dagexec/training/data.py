@@ -1,8 +1,8 @@
 """BatchLoader: batches of a data set, read ahead on threads, in an order that a seed decides.
 
-The order of epoch e is a pure function of (seed, e), and what a transform draws for a sample one of (seed, e, index of
-the sample); neither depends on the number of threads. So a run that stopped after step n goes on with `start_step=n` as
-if it had not stopped. Random numbers are raw Philox words, which no version of NumPy changes.
+The order of epoch e is a pure function of (seed, e), and the random numbers of a transform are one of (seed, e, index
+of the sample); neither depends on the number of threads. So a run that stopped after step n goes on with `start_step=n`
+as if it had not stopped. Random numbers are raw Philox words, which no version of NumPy changes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class LoaderStatistics:
-    """A moment of a loader.
+    """A snapshot of a loader.
 
     Attributes:
         step: batches handed out, those before `start_step` counted.
@@ -101,11 +101,11 @@ class _BatchOrder:
         """Batch `step`, of an epoch with this order."""
         epoch, place = divmod(step, self.steps)
         indices = order[place * self.batch_size : (place + 1) * self.batch_size]
-        found = {name: np.asarray(samples[indices]) for name, samples in self.arrays.items()}
-        for name, array in found.items():
+        batch = {name: np.asarray(samples[indices]) for name, samples in self.arrays.items()}
+        for name, array in batch.items():
             if array.ndim == 0 or len(array) != len(indices):
                 raise ValueError(f"array {name!r} gave shape {array.shape} for {len(indices)} samples")
-        return found if self.transform is None else self._transformed(found, indices, epoch)
+        return batch if self.transform is None else self._transformed(batch, indices, epoch)
 
     def order(self, epoch: int) -> npt.NDArray[np.intp]:
         """The order of an epoch."""
@@ -113,17 +113,17 @@ class _BatchOrder:
 
     def _transformed(self, batch: Batch, indices: npt.NDArray[np.intp], epoch: int) -> Batch:
         assert self.transform is not None
-        made = [
+        transformed = [
             self.transform(
                 {name: array[place] for name, array in batch.items()}, sample_generator(self.seed, epoch, int(index))
             )
             for place, index in enumerate(indices)
         ]
-        return {name: np.stack([np.asarray(sample[name]) for sample in made]) for name in made[0]}
+        return {name: np.stack([np.asarray(sample[name]) for sample in transformed]) for name in transformed[0]}
 
 
 class _Reading:
-    """What the threads and the loader share; the loader itself may be forgotten while they run."""
+    """The state that threads and loader share; the loader itself may be garbage while they run."""
 
     def __init__(self, plan: _BatchOrder, step: int, last: int | None, prefetch: int) -> None:
         self.plan = plan
@@ -166,14 +166,14 @@ class _Reading:
                 order = self._order(step)
             finally:
                 self.lock.release()
-            found: Batch | BaseException
+            batch: Batch | BaseException
             try:
-                found = self.plan.read(step, order)
-            except BaseException as error:  # reaches whoever takes this batch
-                found = error
+                batch = self.plan.read(step, order)
+            except BaseException as error:  # raised where this batch is taken
+                batch = error
             acquire(self.lock)
             try:
-                self.batches[step] = found
+                self.batches[step] = batch
                 _notify_all(self.takers)
             finally:
                 self.lock.release()
@@ -196,18 +196,18 @@ class _Reading:
                     raise DataError(f"batch {self.taken} was not read within {timeout} s")
             if self.closed:
                 raise ClosedError(self._why)
-            found = self.batches[self.taken]
-            if isinstance(found, BaseException):
+            batch = self.batches[self.taken]
+            if isinstance(batch, BaseException):
                 epoch, place = divmod(self.taken, self.plan.steps)
                 raise DataError(
                     f"batch {self.taken} (epoch {epoch}, batch {place} of {self.plan.steps}) could not be read: "
-                    f"{type(found).__name__}: {found}"
-                ) from found
+                    f"{type(batch).__name__}: {batch}"
+                ) from batch
             del self.batches[self.taken]
             self.taken += 1
-            self.samples += len(next(iter(found.values()))) if found else 0
+            self.samples += len(next(iter(batch.values()))) if batch else 0
             _notify_all(self.readers)
-            return found
+            return batch
         finally:
             self.lock.release()
 
@@ -226,7 +226,7 @@ class _Reading:
         """The order of the epoch of `step`; those of epochs that are over are forgotten. Call with the lock held."""
         epoch = step // self.plan.steps
         if epoch not in self._orders:
-            self._orders = {known: order for known, order in self._orders.items() if known >= epoch - 1}
+            self._orders = {past: order for past, order in self._orders.items() if past >= epoch - 1}
             self._orders[epoch] = self.plan.order(epoch)
         return self._orders[epoch]
 

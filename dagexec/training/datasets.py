@@ -67,8 +67,8 @@ def _interpolation(source: int, target: int) -> npt.NDArray[np.float32]:
     """The matrix (target, source) whose rows weigh the two nearest pixels by distance; edges repeat."""
     places = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
     weights = 1 - np.abs(places[:, None] - np.arange(source))
-    found: npt.NDArray[np.float32] = np.maximum(weights, 0).astype(np.float32)
-    return found
+    matrix: npt.NDArray[np.float32] = np.maximum(weights, 0).astype(np.float32)
+    return matrix
 
 
 def _share_of_each(labels: npt.NDArray[np.int32], share: float, seed: int) -> npt.NDArray[np.bool_]:

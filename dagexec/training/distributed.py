@@ -49,15 +49,15 @@ def add_all_reduce(helper: ModelHelper, *, bucket_bytes: int = BUCKET_BYTES, alg
     """
     pending: list[tuple[str, int]] = []
     for name in reversed(helper.params):
-        found = helper.params_to_grad.get(name)
-        if found is None:
+        grad = helper.params_to_grad.get(name)
+        if grad is None:
             continue
-        if not isinstance(found, str):
+        if not isinstance(grad, str):
             raise GradientError(
-                f"model {helper.name!r}: the gradient of {name!r} is sparse ({found}); only dense gradients can be "
+                f"model {helper.name!r}: the gradient of {name!r} is sparse ({grad}); only dense gradients can be "
                 f"summed over processes: use Gather with dense_gradient=1"
             )
-        pending.append((found, 4 * int(np.prod(helper.parameters[name]))))
+        pending.append((grad, 4 * int(np.prod(helper.parameters[name]))))
     buckets = _buckets(pending, bucket_bytes)
     for number, bucket in enumerate(buckets):
         flat = f"bucket_{number}"

@@ -23,15 +23,15 @@ def training_form(net: NetDef, workspace: Workspace) -> NetDef:
     batch is computed as a whole; gradients are in two operators where a layer before waits for one of them. `workspace`
     has the parameters, and gives what a blob would hold in `net` where it is in another order.
     """
-    found = split_gradients(net)
-    name_engines(found)
-    found, moved = with_channels_last(found, workspace, ONEDNN)
+    form = split_gradients(net)
+    name_engines(form)
+    form, moved = with_channels_last(form, workspace, ONEDNN)
     workspace.give_channels_first(moved)
-    use_whole_batches(found)
-    kept = [argument for argument in found.arg if argument.name != FORM]
-    del found.arg[:]
-    found.arg.extend(kept)
-    return found
+    use_whole_batches(form)
+    others = [argument for argument in form.arg if argument.name != FORM]
+    del form.arg[:]
+    form.arg.extend(others)
+    return form
 
 
 TRAINING = "training"
@@ -64,5 +64,5 @@ def use_whole_batches(net: NetDef) -> None:
     A step depends on its whole batch anyway. Steps of LeNet and ResNet-50 take up to 1.1 times as long otherwise.
     """
     for definition in net.op:
-        if all(one.name != BATCH_INVARIANT for one in definition.arg):
+        if all(argument.name != BATCH_INVARIANT for argument in definition.arg):
             definition.arg.append(make_argument(BATCH_INVARIANT, 0))

@@ -18,11 +18,11 @@ COMMON_WORLD = "data_parallel_world"
 def share_forward_statistics(net: NetDef, batches: int) -> bool:
     """Rewrite every SpatialBN that computes statistics; False when there is none."""
     operators: list[OperatorDef] = []
-    found = False
+    is_shared = False
     for definition in net.op:
         arguments = arguments_of(definition)
         if definition.type == "SpatialBN" and not arguments.bool("is_test") and len(definition.input) == 5:
-            found = True
+            is_shared = True
             sums = [f"{definition.output[0]}_sums", f"{definition.output[0]}_sumsq"]
             statistics = OperatorDef(type="ChannelStats", input=definition.input[:1], output=sums)
             statistics.arg.extend(arg for arg in definition.arg if arg.name == "order")
@@ -35,10 +35,10 @@ def share_forward_statistics(net: NetDef, batches: int) -> bool:
             operators += [statistics, _all_reduce(sums), normalized]
         else:
             operators.append(definition)
-    if found:
+    if is_shared:
         _replace(net, operators)
         net.external_input.append(COMMON_WORLD)
-    return found
+    return is_shared
 
 
 def share_backward_statistics(net: NetDef) -> None:

@@ -55,7 +55,7 @@ def fill_buckets(
                 f"gradient_bucket_{len(buckets)}",
                 tuple(blob for _, blob, _ in content),
                 content[-1][0],
-                sum(found.nbytes for _, _, found in content),
+                sum(type_.nbytes for _, _, type_ in content),
             )
         )
 
@@ -71,17 +71,17 @@ def fill_buckets(
 
 def sparse_gradients(gradients: Mapping[str, Gradient]) -> dict[str, SparseGradient]:
     """Those of `gradients` that are sparse, by parameter."""
-    return {name: found for name, found in gradients.items() if isinstance(found, SparseGradient)}
+    return {name: gradient for name, gradient in gradients.items() if isinstance(gradient, SparseGradient)}
 
 
 def gathered(name: str) -> str:
-    """The blob with what all devices have in the sparse gradient's blob `name`."""
+    """The blob with the rows of the sparse gradient's blob `name` from all devices."""
     return f"{name}_of_all"
 
 
 def reading_gathered(update: Sequence[OperatorDef], gradients: Mapping[str, Gradient]) -> tuple[OperatorDef, ...]:
     """The update operators, with the indices and values of all devices in place of their own."""
-    own = {blob for found in sparse_gradients(gradients).values() for blob in (found.indices, found.values)}
+    own = {blob for gradient in sparse_gradients(gradients).values() for blob in (gradient.indices, gradient.values)}
     changed = []
     for definition in update:
         copy = OperatorDef()

@@ -41,7 +41,7 @@ class GradientSync(ABC):
         """
 
     def on_slices_ready(self, own: Array) -> Array:
-        """What all replicas have in a blob of a sparse gradient, behind each other. Raises CommunicationError."""
+        """The rows of a sparse gradient's blob from all replicas, concatenated. Raises CommunicationError."""
         every = np.empty((self.world.size, *own.shape), own.dtype)
         all_gather(self.world, np.ascontiguousarray(own), every)
         return every.reshape(-1, *own.shape[1:])

@@ -44,7 +44,9 @@ class JointNet:
         self._shared = shared
         self._nccl = nccl
         self._sparse = sparse_gradients(replicas[0].gradients)
-        self._kept_slices = sorted({name for found in self._sparse.values() for name in (found.indices, found.values)})
+        self._kept_slices = sorted(
+            {name for gradient in self._sparse.values() for name in (gradient.indices, gradient.values)}
+        )
 
     def gradients(self) -> NetDef:
         """Forward and backward pass, and the gradients put into buckets: all micro-batches of a step but the last."""
@@ -107,7 +109,7 @@ class JointNet:
         return operators
 
     def _summed_statistics(self, definition: OperatorDef) -> list[OperatorDef]:
-        """What an Allreduce over ranks does, between the blobs of this net."""
+        """An Allreduce over ranks, as operators between the blobs of this net."""
         blobs = list(definition.output)
         packed = f"{blobs[0]}_packed"
         return [
@@ -174,12 +176,12 @@ class JointNet:
         return [*copies, added]
 
     def _gathered_slices(self) -> list[OperatorDef]:
-        """The indices and values of all devices and micro-batches, behind each other, on every device."""
+        """The indices and values of all devices and micro-batches, concatenated, on every device."""
         operators: list[OperatorDef] = []
         divisor = len(self._places) * self._iter_size
         for blob in self._kept_slices:
-            kept = [_kept(blob, micro_batch) for micro_batch in range(self._iter_size - 1)]
-            pieces = [place.blob(name) for place in self._places for name in (*kept, blob)]
+            earlier = [_kept(blob, micro_batch) for micro_batch in range(self._iter_size - 1)]
+            pieces = [place.blob(name) for place in self._places for name in (*earlier, blob)]
             for place in self._places:
                 joined = OperatorDef(
                     type="Concat", input=pieces, output=[place.blob(gathered(blob)), place.blob(f"{blob}_lengths")]
@@ -187,8 +189,8 @@ class JointNet:
                 joined.arg.append(make_argument("axis", 0))
                 joined.device_option.CopyFrom(place.device.to_option())
                 operators.append(joined)
-        for found in self._sparse.values() if divisor > 1 else ():
-            values = gathered(found.values)
+        for gradient in self._sparse.values() if divisor > 1 else ():
+            values = gathered(gradient.values)
             operators += [self._on(place, "BucketSum", [values], [values], divisor) for place in self._places]
         return operators
 
@@ -224,15 +226,15 @@ def _kept(blob: str, number: int | None) -> str:
 
 
 _GROUPS = 4
-"""Groups of streams that buckets take alternately, so that one that waits seldom holds up another."""
+"""Groups of streams that buckets use in turns, so that a waiting bucket rarely delays another."""
 
 
 def communicating(operators: Iterable[OperatorDef], bucket: int = 0) -> list[OperatorDef]:
     """The operators, on streams of their own: those of bucket number `bucket`."""
-    found = list(operators)
-    for definition in found:
+    listed = list(operators)
+    for definition in listed:
         definition.arg.append(make_argument("stream_group", f"communication_{bucket % _GROUPS}"))
-    return found
+    return listed
 
 
 def copy_between_places(source: ReplicaDevice, target: ReplicaDevice, blob: str, copy: str) -> OperatorDef:
@@ -246,6 +248,6 @@ def copy_operator(source: Device, blob: str, target: Device, copy: str) -> Opera
     A copy to the host is of the device that gives.
     """
     to_host = target == CPU and source != CPU
-    made = OperatorDef(type="EnsureCPUOutput" if to_host else "Copy", input=[blob], output=[copy])
-    made.device_option.CopyFrom((source if to_host else target).to_option())
-    return made
+    definition = OperatorDef(type="EnsureCPUOutput" if to_host else "Copy", input=[blob], output=[copy])
+    definition.device_option.CopyFrom((source if to_host else target).to_option())
+    return definition

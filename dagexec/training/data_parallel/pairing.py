@@ -28,21 +28,21 @@ def device_pairs(count: int, close: Callable[[int, int], bool] | None = None) ->
     tree of all devices has levels; then neighbors among those that are left, round by round, until one is left: the
     root. A device without a neighbor, where their number is odd, continues to the next round.
     """
-    left = list(range(count))
+    unpaired = list(range(count))
     pairs: list[DevicePair] = []
     if close is not None:
         for _ in range((count - 1).bit_length()):
             place = 0
-            while place < len(left):
-                partner = next((other for other in left[place + 1 :] if close(left[place], other)), None)
+            while place < len(unpaired):
+                partner = next((other for other in unpaired[place + 1 :] if close(unpaired[place], other)), None)
                 if partner is not None:
-                    pairs.append(DevicePair(left[place], partner))
-                    left.remove(partner)
+                    pairs.append(DevicePair(unpaired[place], partner))
+                    unpaired.remove(partner)
                 place += 1
-    while len(left) > 1:
-        pairs += [DevicePair(left[place], left[place + 1]) for place in range(0, len(left) - 1, 2)]
-        left = left[::2]
-    return (DevicePair(NO_PARENT, left[0]), *pairs)
+    while len(unpaired) > 1:
+        pairs += [DevicePair(unpaired[place], unpaired[place + 1]) for place in range(0, len(unpaired) - 1, 2)]
+        unpaired = unpaired[::2]
+    return (DevicePair(NO_PARENT, unpaired[0]), *pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ def merges_of(micro_batch: int, count: int) -> Merges:
     Level l keeps the sum of 2^l micro-batches, like the digits of a binary counter, so `count` of them need no more
     than log2(count) + 1 kept sums (Higham 1993, "The accuracy of floating point summation", on pairwise summation).
     """
-    kept = [level for level in range(micro_batch.bit_length()) if micro_batch >> level & 1]
+    levels = [level for level in range(micro_batch.bit_length()) if micro_batch >> level & 1]
     if micro_batch == count - 1:
-        return Merges(tuple(kept), None)
+        return Merges(tuple(levels), None)
     full = next(level for level in range(micro_batch.bit_length() + 1) if not micro_batch >> level & 1)
     return Merges(tuple(range(full)), full)

@@ -1,4 +1,4 @@
-"""ParallelModel: what all ways to train on several devices have in common, seen from outside."""
+"""ParallelModel: the common interface of all ways to train on several devices."""
 
 from __future__ import annotations
 
@@ -110,16 +110,16 @@ class ParallelModel(ABC, Closing):
     def _initialize(self) -> None:
         """Fill the parameters on the first device and copy them to the others.
 
-        What is no tensor, such as a mutex, each makes for itself.
+        Other objects than tensors, such as a mutex, each makes for itself.
         """
         self._run_init(self.replicas[0], list(self.replicas[0].init))
         for replica in self.replicas[1:]:
             own: list[OperatorDef] = []
             for definition in replica.init:
                 names = list(definition.output)
-                found = [self.workspace_of(self.places[0]).get_blob(self.places[0].blob(name)).value for name in names]
-                if all(isinstance(value, Tensor) for value in found):
-                    for name, value in zip(names, found, strict=True):
+                values = [self.workspace_of(self.places[0]).get_blob(self.places[0].blob(name)).value for name in names]
+                if all(isinstance(value, Tensor) for value in values):
+                    for name, value in zip(names, values, strict=True):
                         assert isinstance(value, Tensor)
                         self._copy_to(replica.place, name, value)
                 else:
@@ -177,7 +177,7 @@ class ParallelModel(ABC, Closing):
         fits = info.dtype is None or array.dtype == info.dtype.numpy or kinds <= _INTEGERS
         if fits and info.shape is not None and array.ndim:
             fits = len(share) == len(info.shape) and all(
-                size in (None, found) for size, found in zip(info.shape, share, strict=True)
+                size in (None, actual) for size, actual in zip(info.shape, share, strict=True)
             )
         if not fits:
             raise FeedError(

@@ -79,8 +79,8 @@ def build_replica(
     """
     with helper.device_scope(REPLICA):
         build_inputs(helper)
-        found = build_forward(helper)
-    losses = (found,) if isinstance(found, str) else tuple(found or ())
+        built = build_forward(helper)
+    losses = (built,) if isinstance(built, str) else tuple(built or ())
     if not losses:
         raise SchemaError(f"model {helper.name!r} on {place}: the forward builder must return the names of its losses")
     shares = batches > 1 and share_forward_statistics(helper.net, batches)
@@ -123,10 +123,10 @@ def check_same(replicas: Sequence[Replica]) -> None:
     """
     first = replicas[0]
     for other in replicas[1:]:
-        found = _parameter_differences(first, other) or _operator_differences(first, other)
-        if found:
+        differences = _parameter_differences(first, other) or _operator_differences(first, other)
+        if differences:
             raise SchemaError(
-                f"the builders made different models on {first.place} and {other.place}: " + "; ".join(found)
+                f"the builders made different models on {first.place} and {other.place}: " + "; ".join(differences)
             )
 
 

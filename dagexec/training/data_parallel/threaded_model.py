@@ -105,9 +105,9 @@ class ThreadedModel(ParallelModel):
             raise outcome.first_error()
         parts = len(self.places) * self.iter_size
         totals = dict.fromkeys(self.losses, 0.0)
-        for found in outcome.losses:
+        for sums in outcome.losses:
             for loss in totals:
-                totals[loss] += found[loss]  # one after the other, which `sum` does not do from Python 3.12 on
+                totals[loss] += sums[loss]  # one after the other, which `sum` does not do from Python 3.12 on
         return {loss: total / parts for loss, total in totals.items()}
 
     def workspace_of(self, place: ReplicaDevice) -> Workspace:
@@ -160,7 +160,7 @@ class _Outcome:
             wait.notify()
 
     def first_error(self) -> BaseException:
-        """The first one that is not just what another's failure did to a replica."""
+        """The first error that is not a mere consequence of another replica's failure."""
         causes = (error for error in self.errors if not _is_echo(error))
         return next(causes, self.errors[0])
 
@@ -192,8 +192,8 @@ class _Solver:
         workspace.create_local_blob(COMMON_WORLD).value = statistics
         shared = model._shared | {COMMON_WORLD}
         sparse = sparse_gradients(replica.gradients)
-        for found in sparse.values():
-            for name in (found.indices, found.values):
+        for gradient in sparse.values():
+            for name in (gradient.indices, gradient.values):
                 workspace.create_blob(place.blob(gathered(name)))
         self._model = model
         self._replica = replica
@@ -236,8 +236,8 @@ class _Solver:
             gradients, merged = self._buffers()
             gradients.read()
             merged.add(micro_batch)
-            for found in self._sparse.values():
-                for name in (found.indices, found.values):
+            for gradient in self._sparse.values():
+                for name in (gradient.indices, gradient.values):
                     slices.setdefault(name, []).append(self._tensor(name).fetch())
         divisor = len(model.places) * model.iter_size
         update = self._synchronization.on_gradients_ready(gradients, divisor)
@@ -261,7 +261,7 @@ class _Solver:
 
     def _take_slices(self, slices: dict[str, list[Array]], divisor: int) -> None:
         """The sparse gradients of all replicas, where the updates read them."""
-        values = {found.values for found in self._sparse.values()}
+        values = {gradient.values for gradient in self._sparse.values()}
         for name, pieces in slices.items():
             every = self._synchronization.on_slices_ready(np.concatenate(pieces))
             if name in values:
