@@ -77,10 +77,16 @@ def relu_n(x: Expression, *, n: float = 6.0) -> Expression:
     return clip(x, 0, n)
 
 
+def _leaky_slope(y: Expression, *, alpha: float = 0.01) -> Expression:
+    """That of negative Y where it is no number, as Caffe2's."""
+    return select(y >= 0, 1, alpha)
+
+
 @elementwise_operator(
     "LeakyRelu",
     {"alpha": "slope for negative X (default 0.01)"},
     gradient=Y,
+    slope=_leaky_slope,
     has_maker=False,
     onnx=OnnxName("LeakyRelu", 16, {"alpha": "alpha"}),
     post_ops=["leaky_relu:{alpha}"],
