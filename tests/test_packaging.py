@@ -108,9 +108,9 @@ def test_the_source_distribution_has_the_tests_and_documents(distributions: Path
 def test_mypy_finds_the_types_through_the_installed_package(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import dagexec\nfrom dagexec.ops.families.activation.functions import Relu\n"
+        "import dagexec\nfrom dagexec.ops.families.conv.convolution import Convolution\n"
         "from dagexec.scheduler.run.pool import WorkerPool\n"
-        "reveal_type(dagexec.Workspace().blobs())\nreveal_type(WorkerPool)\nreveal_type(Relu)\n"
+        "reveal_type(dagexec.Workspace().blobs())\nreveal_type(WorkerPool)\nreveal_type(Convolution)\n"
     )
     result = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", program], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -119,6 +119,6 @@ def test_mypy_finds_the_types_through_the_installed_package(tmp_path: Path) -> N
     for revealed in (
         "list[",
         "-> dagexec.scheduler.run.pool.WorkerPool",
-        "-> dagexec.ops.families.activation.functions.Relu",
+        "-> dagexec.ops.families.conv.convolution.Convolution",
     ):
         assert revealed in result.stdout

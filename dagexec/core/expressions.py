@@ -123,6 +123,8 @@ class Expression:
         kind: ELEMENT, NUMBER, COUNT, or a name of PRIMITIVES.
         operands: what it is computed from.
         value: of a number, or the position of an element's input; else 0.
+        is_reduction: it joins the members of a row.
+        joins_members: it is a reduction, or is computed from one.
         is_of_row: it has one value a row: a number, an input of one value a row, or what follows from these and from
             reductions alone.
         size: how long it is, written out.
@@ -130,8 +132,9 @@ class Expression:
 
     def __init__(self, kind: str, operands: tuple[Expression, ...], value: float, *, of_row: bool = True) -> None:
         self.kind, self.operands, self.value = kind, operands, value
-        is_joined = kind in PRIMITIVES and PRIMITIVES[kind].is_reduction
-        self.is_of_row: bool = is_joined or (of_row and all(operand.is_of_row for operand in operands))
+        self.is_reduction = kind in PRIMITIVES and PRIMITIVES[kind].is_reduction
+        self.joins_members: bool = self.is_reduction or any(operand.joins_members for operand in operands)
+        self.is_of_row: bool = self.is_reduction or (of_row and all(operand.is_of_row for operand in operands))
         self.size: int = 1 + sum(operand.size for operand in operands)
 
     def __add__(self, other: Expression | float) -> Expression:
@@ -365,8 +368,11 @@ def evaluated(results: Sequence[Expression], inputs: Sequence[Array], axis: int 
                 values[node] = max(1, math.prod(shape[operand] for operand in axes))
             else:
                 primitive, operands = PRIMITIVES[node.kind], [values[operand] for operand in node.operands]
-                options = {"axis": axis, "keepdims": True} if primitive.is_reduction else {}
-                values[node] = primitive.function(*operands, **options)
+                if node.is_reduction:
+                    members = np.broadcast_to(operands[0], np.broadcast_shapes(*map(np.shape, inputs)))
+                    values[node] = primitive.function(members, axis=axis, keepdims=True)
+                else:
+                    values[node] = primitive.function(*operands)
     return [np.asarray(values[result]) for result in results]
 
 
@@ -376,7 +382,8 @@ def conditions(expression: Expression) -> Iterator[Expression]:
 
 
 def as_lines(result: Expression) -> list[str]:
-    """The expression as text: a primitive a line, its operands being inputs (x0), numbers, or lines before (%0)."""
+    """The expression as text: a primitive a line, its operands being inputs (x0), numbers, lines before (%0), or n, how
+    many members a row has."""
     lines: list[str] = []
     names: dict[Expression, str] = {}
     for node in in_order(result):
@@ -384,6 +391,8 @@ def as_lines(result: Expression) -> list[str]:
             names[node] = f"x{int(node.value)}"
         elif node.kind == NUMBER:
             names[node] = repr(node.value)
+        elif node is ROW_COUNT:
+            names[node] = "n"
         else:
             names[node] = f"%{len(lines)}"
             lines.append(" ".join([node.kind, *(names[operand] for operand in node.operands)]))
@@ -395,15 +404,15 @@ MOST_LINES = 128
 
 
 def from_lines(lines: Sequence[str]) -> Expression:
-    """The expression of text as `as_lines` makes it, of single elements. Raises ValueError for anything else."""
+    """The expression of text as `as_lines` makes it. Raises ValueError for anything else."""
     if len(lines) > MOST_LINES:
         raise ValueError(f"an expression has at most {MOST_LINES} lines, found {len(lines)}")
     nodes: list[Expression] = []
     for line in lines:
         kind, *names = line.split() or [""]
         primitive = PRIMITIVES.get(kind)
-        if primitive is None or primitive.is_reduction:
-            raise ValueError(f"{line!r} begins with no primitive of elements")
+        if primitive is None:
+            raise ValueError(f"{line!r} begins with no primitive")
         if len(names) != primitive.arity:
             raise ValueError(f"{line!r} has {len(names)} operand(s), expected {primitive.arity}")
         nodes.append(apply(kind, *(_operand(name, nodes) for name in names)))
@@ -420,4 +429,4 @@ def _operand(name: str, nodes: Sequence[Expression]) -> Expression:
         if place < len(nodes):
             return nodes[place]
         raise ValueError(f"{name!r} is no line before")
-    return number(float(name))
+    return ROW_COUNT if name == "n" else number(float(name))

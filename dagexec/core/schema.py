@@ -33,6 +33,8 @@ if not TYPE_CHECKING:
 else:
     import difflib
 
+    from dagexec.core.expressions import Expression
+
 
 Found = TypeVar("Found")
 
@@ -228,6 +230,7 @@ ShapeFunction = Callable[[OperatorCall], Sequence[npt.NDArray[Any]]]
 
 BodyFunction = Callable[[BodyCall], BodyTypes]
 Formula = Callable[..., Any]
+ExpressionRule = Callable[[OperatorCall], "Expression | None"]
 
 
 def memory_cost(call: OperatorCall, outputs: Sequence[TensorType], flops_per_element: float = 1.0) -> Cost:
@@ -310,6 +313,9 @@ class OpSchema:
         infer_bodies: the types around such nets as far as they are the same in every run; None when nothing is known.
 
     What compiler and scheduler ask besides (`dagexec.core.traits`):
+        expression: output 0 as an expression (`dagexec.core.expressions`) of elements of the inputs, which are
+            stretched to it or, where the members of rows are joined, to input 0, whose last axis these are along; None
+            where it is none.
         on_host: it works on the host, whatever device its net is for: it decides what runs, or holds what is no tensor.
         post_ops: what the operator is as post-ops; None for one that is never any.
         layer: what kind of layer it is, if it is one.
@@ -364,6 +370,7 @@ class OpSchema:
     results: int = 0
     sub_nets: tuple[str, ...] = ()
     infer_bodies: BodyFunction | None = None
+    expression: ExpressionRule | None = None
     on_host: bool = False
     post_ops: PostOpsRule | None = None
     layer: LayerKind | None = None

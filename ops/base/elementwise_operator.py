@@ -24,6 +24,7 @@ from dagexec.ops.base.expressed import (
     Expressed,
     Function,
     GradientDefinition,
+    expression_of,
     flops_by_default,
 )
 from dagexec.ops.base.expression_steps import EXACT, expression_steps
@@ -98,6 +99,7 @@ def elementwise_operator(
             input_names=("X",),
             inplace=inplace,
             onnx=() if onnx is None else (onnx,),
+            expression=lambda call: expression_of(forward, call.arguments, call.inputs[0].meta),
             post_ops=post_ops if callable(post_ops) else _written_with(forward, post_ops),
             **{"formula": forward.formula(), "image_role": ImageRole.ELEMENTWISE, **traits},
         )

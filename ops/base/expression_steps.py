@@ -250,8 +250,18 @@ class _Steps:
             return partial(np.vecdot, left, right, out=out[:, 0, 0])
         primitive, operands = PRIMITIVES[node.kind], [self._operand(one) for one in node.operands]
         if primitive.is_reduction:
-            return partial(primitive.function, operands[0], axis=1, keepdims=True, out=out)
+            return partial(primitive.function, self._packed(operands[0]), axis=1, keepdims=True, out=out)
         return partial(primitive.function, *operands, out=out)
+
+    def _packed(self, array: Array) -> Array:
+        """What a reduction joins: rows that lie on one another would be summed in another order."""
+        if array.shape == self._shapes[False] and array.flags.c_contiguous:
+            return array
+        memory = self._taken(False)
+        members = self._work(memory, False)
+        self.steps.append(partial(np.copyto, members, array))
+        self._free[False].append(memory)
+        return members
 
     def _factors(self, node: Expression) -> tuple[Expression, Expression] | None:
         """What a sum of products of elements is the inner product of, for rows that losses give a number, or take one.

@@ -12,9 +12,12 @@ one value a row: the shape of its result lacks the axes of the members.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
+
+import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT_TYPES
 from dagexec.core.expressions import ROW_COUNT, Expression, inputs_of, number, with_inputs
@@ -33,6 +36,7 @@ from dagexec.ops.base.expressed import (
     Function,
     GradientDefinition,
     Slope,
+    expression_of,
     flops_by_default,
 )
 from dagexec.ops.base.expression_steps import expression_steps
@@ -135,7 +139,49 @@ class Form:
         return [TensorType(row_shape, first.meta) if self.joins else first]
 
 
-class RowOperator(Expressed):
+Piece = tuple[dict[int, Array], list[Array]]
+"""Inputs by position and outputs, [rows, members, inner], or with 1 in place of what there is one of for all."""
+
+
+class OfRows(Expressed):
+    """Base: expressions of elements and of their rows."""
+
+    @abstractmethod
+    def expressions(self) -> tuple[Expression, ...]:
+        """The results from elements of the inputs, with the operator's arguments as numbers."""
+
+    @abstractmethod
+    def elements(self) -> tuple[Shape, int]:
+        """The shape of the elements, and the axis that the members of a row are along."""
+
+    @abstractmethod
+    def operands(self) -> Piece:
+        """Views of the inputs that are read and of the outputs, which broadcast to that shape."""
+
+    def row_steps(self, pieces: Sequence[Piece]) -> Step:
+        """The calls piece by piece; in float32 where elements have 16 bits."""
+        largest = [0, 0]
+        for sources, results in pieces:
+            rows, members, inner = np.broadcast_shapes(*(one.shape for one in (*sources.values(), *results)))
+            counts = rows * max(1, members) * inner, rows * inner
+            largest = list(map(max, largest, counts))
+        meta, (shape, axis) = self.y(0).dtype, self.elements()
+        expressions = [with_inputs(one, {ROW_COUNT: number(max(1, shape[axis]))}) for one in self.expressions()]
+        scratch, wide = (Scratch(self, largest[0], compute_dtype(meta)) for _ in range(2))
+        of_row, steps = Scratch(self, largest[1], compute_dtype(meta), is_own=True), list[Step]()
+        for sources, targets in pieces:
+            parts, outs = dict(sources), targets
+            if is_narrow(meta):
+                for place, (position, part) in enumerate(sources.items()):
+                    parts[position] = wide(place, part.shape)
+                    steps.append(convert(part, parts[position]))
+                outs = [wide(len(parts) + place, target.shape) for place, target in enumerate(targets)]
+            steps += expression_steps(expressions, parts, outs, scratch, of_row)
+            steps += [convert(out, y) for out, y in zip(outs, targets, strict=True) if out.dtype != y.dtype]
+        return in_sequence(steps)
+
+
+class RowOperator(OfRows):
     """Base: inputs and outputs have one shape, or one value a row.
 
     Attributes:
@@ -155,7 +201,11 @@ class RowOperator(Expressed):
         shape, axes = call.inputs[form.element].shape, form.axes(call)
         return math.prod(shape[: axes.start]), math.prod(shape[axes.start : axes.stop]), math.prod(shape[axes.stop :])
 
-    def operands(self) -> tuple[dict[int, Array], list[Array]]:
+    def elements(self) -> tuple[Shape, int]:
+        """As rows."""
+        return self.view(), 1
+
+    def operands(self) -> Piece:
         """Views outer x members x inner, or outer x 1 x inner, of the inputs that are read, by position, and of the
         outputs."""
         form, view = type(self).form, self.view()
@@ -168,31 +218,17 @@ class RowOperator(Expressed):
         return sources, [self.y(index).reshape(row if joins else view) for index in range(len(self.output_blobs))]
 
     def prepare(self) -> Step:
-        """Piece by piece of whole rows; in float32 where elements have 16 bits."""
-        outer, members, inner = self.view()
-        expressions = [with_inputs(one, {ROW_COUNT: number(max(1, members))}) for one in self.expressions()]
-        sources, results = self.operands()
+        """Piece by piece of whole rows."""
+        (outer, members, inner), (sources, results) = self.view(), self.operands()
         if not results[0].size:
             return in_sequence([])
-        length = max(1, members) * inner
-        count, work = min(outer, max(1, BLOCK // length)), compute_dtype(results[0].dtype)
-        scratch, wide = (Scratch(self, count * length, work) for _ in range(2))
-        rows = Scratch(self, count * inner, work, is_own=True)
-        steps: list[Step] = []
-        for (piece,) in block_indices((outer,), count):
-            parts, targets = (
-                {position: source[piece] for position, source in sources.items()},
-                [y[piece] for y in results],
-            )
-            outs = targets
-            if is_narrow(results[0].dtype):
-                for place, (position, part) in enumerate(list(parts.items())):
-                    parts[position] = wide(place, part.shape)
-                    steps.append(convert(part, parts[position]))
-                outs = [wide(len(parts) + place, target.shape) for place, target in enumerate(targets)]
-            steps += expression_steps(expressions, parts, outs, scratch, rows)
-            steps += [convert(out, y) for out, y in zip(outs, targets, strict=True) if out.dtype != y.dtype]
-        return in_sequence(steps)
+        count = min(outer, max(1, BLOCK // (max(1, members) * inner)))
+        return self.row_steps(
+            [
+                ({position: source[piece] for position, source in sources.items()}, [y[piece] for y in results])
+                for (piece,) in block_indices((outer,), count)
+            ]
+        )
 
 
 def row_operator(
@@ -261,6 +297,11 @@ def _register(
             check(call)
         return found
 
+    def expression(call: OperatorCall) -> Expression | None:
+        rank = len(call.inputs[0].shape)
+        is_last = not form.joins and form.axes(call) == range(rank - 1, rank)
+        return expression_of(forward, call.arguments, call.inputs[0].meta) if is_last else None
+
     def cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         moved = memory_cost(call, outputs)
         return Cost(int(flops * call.inputs[form.element].elements), moved.bytes_read, moved.bytes_written)
@@ -273,6 +314,7 @@ def _register(
         output_names=names[1],
         args=args,
         cost=cost,
+        expression=expression if forward is definition else None,
         rows=before_axis(lambda call: form.axes(call).start, *positions)
         if form.joins
         else summing(apart_from(form.axes, *positions), form.axes),

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dagexec.core.native import declare_remade
 from dagexec.core.operator import Step
 from dagexec.ops.base.pieces import is_same_memory, overlap
+from dagexec.ops.base.row_runs import joined_axes
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector, fitting
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.registers import MOST_ADDRESSES
@@ -31,7 +32,7 @@ Formula = Callable[[Builder, Callable[[int], Vector]], Sequence[Vector]]
 """From a builder, and a function that reads the input of a number, to the results; hashable, equal where it does the
 same."""
 
-_MOST_CALLS = 1 << 12
+MOST_CALLS = 1 << 12
 
 
 def formula_step(
@@ -94,7 +95,7 @@ def _layout(
     sizes, strides = _joined(shape, [view.strides for view in views], [array.shape == shape for array in arrays])
     if any(one[-1] != BYTES for one in strides[:count]) or any(one[-1] not in (0, BYTES) for one in strides[count:]):
         return None
-    if math.prod(sizes[:-2]) > _MOST_CALLS:
+    if math.prod(sizes[:-2]) > MOST_CALLS:
         return None
     own = tuple(number if one[-1] else None for number, one in enumerate(strides))[count:]
     kernel = formula_kernel(formula, count, own, machine.lanes)
@@ -133,14 +134,7 @@ def _joined(
 
     `is_whole` says which arrays have that shape, which counts where there is but one element.
     """
-    axes: list[tuple[int, tuple[int, ...]]] = []
-    for size, *steps in zip(shape, *strides, strict=True):
-        if size == 1:
-            continue
-        if axes and all(before == size * step for before, step in zip(axes[-1][1], steps, strict=True)):
-            axes[-1] = axes[-1][0] * size, tuple(steps)
-        else:
-            axes.append((size, tuple(steps)))
+    axes = joined_axes(shape, strides)
     while len(axes) < 2:
         axes.insert(0, (1, tuple(0 if axes else BYTES * whole for whole in is_whole)))
     return tuple(size for size, _ in axes), list(zip(*(steps for _, steps in axes), strict=True))

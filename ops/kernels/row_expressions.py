@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from dagexec.core.expressions import ELEMENT, NUMBER, PRIMITIVES, ROW_COUNT, Expression, flops_of, in_order
 from dagexec.core.operator import Step
+from dagexec.ops.base.row_runs import RowRuns
 from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.expression_kernels import Values, as_vector, has_kernel
+from dagexec.ops.kernels.formulas import MOST_CALLS
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
@@ -36,7 +38,10 @@ _LONG = 10
 
 _ROWS, _MEMBERS, _SIZE, _MEMORY, _ARRAYS = range(5)
 """Places of the 64-bit numbers that a kernel gets: rows, members, these as float32, and the addresses of memory for
-what is kept of a row, of the outputs and of the inputs."""
+what is kept of a row, of the outputs and of the inputs, behind which are the bytes from each one's row to the next."""
+
+_AS_ARGUMENTS = 3
+"""Of so many arrays the addresses are arguments, which may be those of a caller's arrays."""
 
 
 def row_step(
@@ -49,27 +54,32 @@ def row_step(
 ) -> Step | None:
     """The step that computes `results`, of inputs in order of position, for float32 arrays.
 
-    These are [rows, members], or [rows, 1] for one value a row. The outputs may be some of the inputs. None where the
-    kernel cannot run.
+    Their last axis has the members, or is of size 1 for one value a row; along the others the inputs are stretched to
+    the outputs, which have one shape there and may be some of them. None where the kernel cannot run.
     """
-    arrays = (*outputs, *inputs)
+    arrays = [array if array.ndim else array.reshape(1) for array in (*outputs, *inputs)]
     is_plain = all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays)
-    rows = len(outputs[0])
-    if not machine.can_run or not is_plain or not rows * members or not has_kernel(*results, of_rows=True):
+    leading = outputs[0].shape[:-1]
+    if not machine.can_run or not is_plain or not math.prod(leading) * members:
         return None
-    are_rows = tuple(output.shape[1] < members for output in outputs)
-    kernel = _kernel(results, are_rows, machine.lanes)
-    if kernel is None:
+    runs = RowRuns(leading, arrays)
+    are_rows = tuple(output.shape[-1] < members for output in outputs)
+    kernel = row_kernel(results, are_rows, machine.lanes) if has_kernel(*results, of_rows=True) else None
+    if kernel is None or runs.rows // runs.count > MOST_CALLS:
         return None
     passes = Passes(results)
     size = int(np.float32(members).view(np.int32))
     tables, kept = [], list[Array]()
-    for part in shares(rows, pieces_of_bytes((passes.joining + 2) * rows * members * BYTES)):
+    for part in shares(runs.rows, pieces_of_bytes((passes.joining + 2) * runs.rows * members * BYTES)):
         memory = np.empty((len(passes.kept), members), np.float32)
-        starts = [address_of(array) + part.start * array.shape[1] * BYTES for array in arrays]
-        fields = np.array([len(part), members, size, address_of(memory), *starts], np.int64)
-        kept += [memory, fields]
-        tables.append([(kernel, address_of(fields), 0, 0, 0)])
+        kept.append(memory)
+        table = []
+        for piece in runs.cut(part):
+            starts = [address_of(array) + at for array, at in zip(arrays, runs.offsets(piece.start), strict=True)]
+            numbers = len(piece), members, size, address_of(memory), *starts, *runs.steps
+            kept.append(np.array(numbers, np.int64))
+            table.append((kernel, address_of(kept[-1]), *[*starts, 0, 0][:_AS_ARGUMENTS]))
+        tables.append(table)
     return in_pieces(tables, (kept, arrays), label)
 
 
@@ -84,13 +94,13 @@ class Passes:
         """The pass of each node; a reduction's is that which joins it."""
         numbers: dict[Expression, int] = {}
         for node in in_order(*self.results):
-            numbers[node] = max((numbers[one] + _is_reduction(one) for one in node.operands), default=0)
+            numbers[node] = max((numbers[one] + one.is_reduction for one in node.operands), default=0)
         return numbers
 
     @property
     def joining(self) -> int:
         """How many join something; elements are computed in one behind them."""
-        return max((1 + number for node, number in self.number.items() if _is_reduction(node)), default=0)
+        return max((1 + number for node, number in self.number.items() if node.is_reduction), default=0)
 
     @cached_property
     def kept(self) -> list[Expression]:
@@ -105,17 +115,13 @@ class Passes:
 
     def reductions(self, number: int) -> list[Expression]:
         """What a pass joins."""
-        return [node for node, own in self.number.items() if own == number and _is_reduction(node)]
+        return [node for node, own in self.number.items() if own == number and node.is_reduction]
 
     def of_row(self, number: int) -> list[Expression]:
         """What has one value a row, and is computed before a pass."""
         return [
-            node for node, own in self.number.items() if own == number and _has_vector(node) and not _is_reduction(node)
+            node for node, own in self.number.items() if own == number and _has_vector(node) and not node.is_reduction
         ]
-
-
-def _is_reduction(node: Expression) -> bool:
-    return node.kind in PRIMITIVES and PRIMITIVES[node.kind].is_reduction
 
 
 def _has_vector(node: Expression) -> bool:
@@ -141,8 +147,8 @@ _JOINS: Mapping[str, tuple[float, Join]] = {
 
 
 @lru_cache(maxsize=256)
-def _kernel(results: tuple[Expression, ...], are_rows: tuple[bool, ...], lanes: int) -> int | None:
-    """The address of a function of fields; None where it cannot run or registers are too few."""
+def row_kernel(results: tuple[Expression, ...], are_rows: tuple[bool, ...], lanes: int) -> int | None:
+    """The address of a function of fields and addresses; None where it cannot run or registers are too few."""
     for together in (_TOGETHER, 1):
         writer = _Writer(results, are_rows, lanes, together)
         writer.write()
@@ -164,10 +170,11 @@ class _Writer:
     def write(self) -> None:
         """The rows, one after another."""
         build, passes = self.build, self._passes
-        (fields,) = build.arguments(1)
+        count = len(self._are_rows) + len(self._elements_read)
+        fields, *places = build.arguments(1 + min(_AS_ARGUMENTS, count))
         self._members = build.number(fields, 8 * _MEMBERS)
-        are_rows = [*self._are_rows, *(node.is_of_row for node in self._elements_read)]
-        self._places = [build.number(fields, 8 * (_ARRAYS + place)) for place in range(len(are_rows))]
+        others = range(len(places), count)
+        self._places = [*places, *(build.number(fields, 8 * (_ARRAYS + place)) for place in others)]
         memory, self._memory = build.number(fields, 8 * _MEMORY), dict[Expression, Scalar]()
         for node in passes.kept:
             self._memory[node] = memory
@@ -186,8 +193,8 @@ class _Writer:
             for place, result, is_row in zip(self._places, self._results, self._are_rows, strict=False):
                 if is_row:
                     build.store_first(as_vector(build, self._of_row.of(result)), place)
-            for place, is_row in zip(self._places, are_rows, strict=True):
-                place.set(place + (BYTES if is_row else self._members << 2))
+            for number, place in enumerate(self._places, _ARRAYS + count):
+                place.set(place + build.number(fields, 8 * number))
 
     def _input(self, position: int) -> Scalar:
         """Where an input's row begins."""
@@ -203,7 +210,7 @@ class _Writer:
 
         values = Values(build, self._results, read)
         for node, own in self._passes.number.items():
-            if _has_vector(node) and (own < number or (own == number and not _is_reduction(node))):
+            if _has_vector(node) and (own < number or (own == number and not node.is_reduction)):
                 values.set(node, as_vector(build, self._of_row.of(node)))
             elif node in self._memory and own < number:
                 values.set(node, build.load(self._memory[node], place, offset, mask=mask))

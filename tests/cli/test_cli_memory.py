@@ -45,7 +45,7 @@ def test_the_shape_of_an_input_must_be_known() -> None:
 def test_branches_that_may_run_side_by_side_take_memory_side_by_side() -> None:
     chains = [["x", "p1", "p2", "p3"], ["t", "q1", "q2", "q3"]]
     operators = [operator_def("Tanh", ["x"], ["t"])]
-    operators += [operator_def("Softmax", [a], [b]) for chain in chains for a, b in itertools.pairwise(chain)]
+    operators += [operator_def("Hardmax", [a], [b]) for chain in chains for a, b in itertools.pairwise(chain)]
     net = NetDef(name="n", op=operators, external_input=["x"])
     model = Model("m", net, inputs={"x": InputInfo(shape=(1, 1024))}, outputs=("p3", "q3"))
     bounds = {row.net_type: row.lower_bound for row in memory_rows(model, {})}

@@ -22,7 +22,6 @@ PATTERNS = {
     "passes/constant_folding.py": "Shape, Size and Reshape, each folded in its own way",
     "passes/embedding_bags.py": "what a loop over bags is made of",
     "passes/inner_products.py": "products, each rewritten to an FC in its own way",
-    "passes/root_mean_square.py": "how a normalization ends, in a product or a quotient",
     "passes/slice_indices.py": "what repeats elements",
 }
 """Modules that match operators one by one to rewrite each of them, and what they match."""

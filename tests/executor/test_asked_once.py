@@ -24,7 +24,7 @@ def layered(width: int | None) -> Model:
     """The same two layers again and again, which nothing fuses, on rows of so many numbers."""
     net, last = NetDef(name="layers"), "x"
     for number in range(LAYERS):
-        net.op.add(type="Softmax", input=[last], output=[f"s{number}"])
+        net.op.add(type="Hardmax", input=[last], output=[f"s{number}"])
         net.op.add(type="Add", input=[f"s{number}", "c"], output=[f"y{number}"])
         last = f"y{number}"
     inputs = {name: InputInfo(FLOAT32, (2, width)) for name in ("x", "c")}

@@ -146,7 +146,7 @@ async def test_of_many_callers_the_loop_gets_little_work_for_each_and_nothing_th
                 tasks.start_soon(call, number)
     rooms = {room for room, _ in calls.counts}
     inside = {"executor", "executor.dispatch", "executor.requests", "executor.runs"}
-    assert rooms <= {*inside, "binding", "core", "platform", "scheduler.run"}
+    assert rooms <= {*inside, "binding", "core", "platform", "scheduler.plan", "scheduler.run"}
     assert {name for room, name in calls.counts if room == "binding"} == {"fitting", "arrays_like"}
     assert calls.counts.total() < 2 * CALLERS * 48  # each may be of another size than the run before
 

@@ -154,6 +154,8 @@ def _normalization(source: random.Random) -> Case:
     return source.choice((
         lambda: case("LayerNorm", batch(rows, width), outputs=3, axis=2),
         lambda: case("RootMeanSquareNorm", batch(rows, width), constant(width)),
+        lambda: case("FusedRows", batch(rows, width), constant(width), nodes=[
+            "row_max x0", "subtract x0 %0", "exp %1", "row_sum %2", "divide %2 %3", "multiply %4 x1"]),
         lambda: case("Softmax", batch(rows, width), axis=2),
         lambda: case("LogSoftmax", batch(rows, width), axis=2),
         lambda: case("InstanceNorm", batch(channels, *sizes), constant(channels), constant(channels)),

@@ -255,13 +255,13 @@ def test_the_memory_of_parameters_stays_shared_with_the_parent(request: pytest.F
 def test_packed_weights_are_the_parents_in_the_child(executor: Executor) -> None:
     weights = executor.net().workspace.get_blob("w").get(Tensor)
     assert weights.constant is not None
-    known = set(weights.constant._found)
+    known = set(weights.constant._packed)
 
     def reopened() -> bool:
         executor.reopen()
         result(executor)
         found = executor.net().workspace.get_blob("w").get(Tensor)
-        return found is weights and found.constant is not None and set(found.constant._found) == known
+        return found is weights and found.constant is not None and set(found.constant._packed) == known
 
     assert in_child(reopened)
 

@@ -305,6 +305,9 @@ def moved() -> Iterator[Case]:
     yield case("Logit", batch(5, draw=positive), eps=0.01)
     yield case("FusedElementwise", x, constant(6), post_ops=["add:1", "tanh"])
     yield case("FusedExpression", x, constant(6), nodes=["tanh x0", "multiply %0 x1", "add %1 x0"])
+    rows = ["row_max x0", "subtract x0 %0", "exp %1", "row_sum %2", "divide %2 %3", "multiply %4 x1"]
+    yield case("FusedRows", x, constant(6), nodes=rows)
+    yield case("FusedRows", x, batch(4, 1), nodes=rows)
 
 
 def quantized() -> Iterator[Case]:

@@ -157,7 +157,7 @@ def flush_choices(folder: Path, version: int) -> None:
 def version_of_choices(path: Path) -> int:
     choices = Choices()
     choices.load(path)
-    return int(choices._given["key"])
+    return int(choices._loaded["key"])
 
 
 def flushed_choices(folder: Path) -> int:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dagexec.binding.io_binding import Outputs
-from dagexec.executor.batching import joining
-from dagexec.executor.requests.request import Request
+from dagexec.executor.requests.request import Batch, Request
 from dagexec.stress.compositions import Plan, run_compositions
 from tests.held import doubled_model
 
@@ -24,12 +23,12 @@ def test_no_result_of_any_composition_differs_from_the_lone_runs() -> None:
 
 
 def test_rows_that_go_to_the_wrong_caller_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows_of = joining.Batch._rows_of
+    rows_of = Batch._rows_of
 
-    def reversed_rows(self: joining.Batch, results: Outputs, member: Request, start: int) -> Outputs:
+    def reversed_rows(self: Batch, results: Outputs, member: Request, start: int) -> Outputs:
         return rows_of(self, {name: np.flip(array, 0) for name, array in results.items()}, member, start)
 
-    monkeypatch.setattr(joining.Batch, "_rows_of", reversed_rows)
+    monkeypatch.setattr(Batch, "_rows_of", reversed_rows)
     found = run_compositions(doubled_model(), PLAN)
     assert found.outcomes["differing"]
     assert found.problems[0] == "a result has other bytes than alone"

@@ -31,7 +31,6 @@ from dagexec.compiler.passes import (
     inner_products,
     leading_axes,
     residual_fusion,
-    root_mean_square,
     slice_indices,
     zero_copy,
 )
@@ -53,7 +52,6 @@ SIMPLIFYING: tuple[Pass, ...] = (
     attention.PASS,
     inner_products.PASS,
     leading_axes.PASS,
-    root_mean_square.PASS,
     global_pooling.PASS,
     activation_patterns.PASS,
     before_concat.PASS,

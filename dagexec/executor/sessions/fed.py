@@ -1,7 +1,7 @@
 """Runs that are fed caches and give them back, as decoders are run without a session: steps as a session's.
 
 What caches become is put into new arrays, and no length is prepared anew. Whether a run is a step follows from the
-sizes of its inputs alone, so that its bytes do not depend on what ran before.
+sizes of its inputs, until a few sizes had none: then all runs are the model's, whose last bits may be others.
 """
 
 from __future__ import annotations

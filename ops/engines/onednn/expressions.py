@@ -5,6 +5,8 @@ All primitives of an expression need machine code (`has_kernel`); else NumPy com
 
 from __future__ import annotations
 
+import math
+
 from dagexec.core.arguments import NOTHING, Arguments
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.expressions import inputs_of
@@ -13,10 +15,10 @@ from dagexec.core.operator_index import completes
 from dagexec.core.registry import has_engine, operator, operator_class, schema_of
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.expressed import Expressed, expression_of
-from dagexec.ops.base.row_operator import RowOperator
+from dagexec.ops.base.row_operator import OfRows, RowOperator
 from dagexec.ops.engines.onednn import elementwise  # noqa: F401  what post-ops say is registered before
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
-from dagexec.ops.families.elementwise.fused_expression import FusedExpression
+from dagexec.ops.families.elementwise.fused_expression import FusedExpression, FusedRows
 from dagexec.ops.kernels.expression_kernels import ExpressionFormula, has_kernel
 from dagexec.ops.kernels.formulas import formula_step
 from dagexec.ops.kernels.row_expressions import row_step
@@ -42,27 +44,35 @@ class ExpressionKernel(OneDNNOperator, Expressed):
         return step
 
 
+class RowKernel(OneDNNOperator, OfRows):
+    """Base: one kernel for rows whose members are neighbors."""
+
+    repeats = True
+    moved_inputs = 2
+    metas = (FLOAT32,)
+
+    def prepare_primitive(self) -> Step:
+        """One kernel. Raises UnsupportedFeatureError where there is none."""
+        (shape, axis), (sources, results) = self.elements(), self.operands()
+        if math.prod(shape[axis + 1 :]) != 1:
+            raise UnsupportedFeatureError(f"{self.label}: the kernel takes rows along the last axes")
+        inputs, outputs = (
+            [one.reshape(one.shape[: axis + 1]) for one in arrays] for arrays in (sources.values(), results)
+        )
+        step = row_step(self.onednn.machine, self.expressions(), inputs, outputs, shape[axis], self.label)
+        if step is None:
+            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
+        return step
+
+
 @operator(FusedExpression.schema, engine="ONEDNN")
 class FusedExpressionKernel(ExpressionKernel, FusedExpression):
     """A region of element-wise operators."""
 
 
-class RowKernel(OneDNNOperator, RowOperator):
-    """Base: one kernel for rows whose members are neighbors."""
-
-    repeats = True
-    metas = (FLOAT32,)
-
-    def prepare_primitive(self) -> Step:
-        """One kernel. Raises UnsupportedFeatureError where there is none."""
-        (_, members, inner), (sources, results) = self.view(), self.operands()
-        if inner != 1:
-            raise UnsupportedFeatureError(f"{self.label}: the kernel takes rows along the last axes")
-        inputs, outputs = ([one[..., 0] for one in arrays] for arrays in (sources.values(), results))
-        step = row_step(self.onednn.machine, self.expressions(), inputs, outputs, members, self.label)
-        if step is None:
-            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
-        return step
+@operator(FusedRows.schema, engine="ONEDNN")
+class FusedRowsKernel(RowKernel, FusedRows):
+    """A region of operators on rows."""
 
 
 @completes

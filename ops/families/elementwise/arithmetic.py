@@ -10,6 +10,8 @@ import numpy as np
 
 from dagexec.core.arguments import Arguments
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, STRING, TypeMeta
+from dagexec.core.expressions import Expression, element, square
+from dagexec.core.expressions import power as to_power
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import declares, new_operator
@@ -186,6 +188,15 @@ def _pow_post_ops(arguments: Arguments, _meta: TypeMeta, count: int) -> list[str
     return [{2.0: "square", 0.5: "sqrt"}.get(exponent, f"pow:1.0:{exponent!r}")]
 
 
+def _pow_expression(call: OperatorCall) -> Expression | None:
+    """By an input of one constant."""
+    exponents = call.values[1] if len(call.inputs) == 2 else None
+    if exponents is None or exponents.size != 1:
+        return None
+    exponent = float(exponents.reshape(-1)[0])
+    return square(element(0)) if exponent == 2 else to_power(element(0), exponent)
+
+
 @new_operator(
     "Pow",
     inputs=(1, 2),
@@ -198,6 +209,7 @@ def _pow_post_ops(arguments: Arguments, _meta: TypeMeta, count: int) -> list[str
     inplace=any_to_first,
     onnx=(OnnxName("Pow", 15),),
     formula=power,
+    expression=_pow_expression,
     post_ops=_pow_post_ops,
     image_role=ImageRole.ELEMENTWISE,
 )

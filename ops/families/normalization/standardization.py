@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.expressions import Expression, element, row_mean, sqrt, square
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import new_operator
@@ -123,6 +124,14 @@ def infer_layer_norm(call: OperatorCall) -> list[TensorType]:
         call.require_same_type()
     statistics = TensorType(groups.statistics, meta)
     return [call.inputs[0], statistics, statistics][: len(call.definition.output)]
+
+
+def _layer_expression(call: OperatorCall) -> Expression | None:
+    if first_normalized(call) < len(call.inputs[0].shape) - 1:
+        return None
+    below = element(0) - row_mean(element(0))
+    inverse = 1 / sqrt(row_mean(square(below)) + epsilon_of(call))
+    return below * inverse * element(1) + element(2) if len(call.inputs) == 3 else below * inverse
 
 
 EPSILON_HELP = "added to the variance (default 1e-5)"
@@ -251,6 +260,7 @@ class GroupNorm(_Standardize):
     },
     cost=lambda call, outputs: memory_cost(call, outputs, 8),
     results=1,
+    expression=_layer_expression,
     rows=before_axis(first_normalized),
 )
 class LayerNorm(_Standardize):

@@ -7,14 +7,15 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
+from dagexec.core.expressions import Expression, element, row_mean
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.core.rows import along_axis
-from dagexec.core.schema import OpSchema
+from dagexec.core.schema import OperatorCall, OpSchema
 from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import compute_dtype
 from dagexec.ops.base.geometry import POOL_ARGS
-from dagexec.ops.base.layout import ImageOperator
+from dagexec.ops.base.layout import ImageOperator, channels_last
 from dagexec.ops.families.pool.reduction import Pooling
 from dagexec.ops.families.pool.spreading import spread
 from dagexec.ops.families.pool.window import (
@@ -71,6 +72,12 @@ class AveragePoolingGradient(ImageOperator):
         )
 
 
+def _row_mean(call: OperatorCall) -> Expression | None:
+    """The mean of all pixels of images of one axis, which are rows."""
+    is_of_rows = len(call.inputs[0].shape) == 3 and call.arguments.bool("global_pooling") and not channels_last(call)
+    return row_mean(element(0)) if is_of_rows else None
+
+
 _ARGS = POOL_ARGS | {"count_include_pad": "1: padding counts as zeros, as far as it reaches (default 0)"}
 _infer = infer_pooling(FLOAT_TYPES)
 
@@ -88,6 +95,7 @@ register_pooling(
             cost=pooling_cost(1, of_output),
             onnx=() if rank else (OnnxName("GlobalAveragePool", 22, fixed={"global_pooling": 1}),),
             image_role=ImageRole.POOLING,
+            expression=_row_mean,
             narrows=True,
         )
         for rank in RANKS

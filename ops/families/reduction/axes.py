@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, TypeMeta
+from dagexec.core.expressions import (
+    Expression,
+    absolute,
+    element,
+    row_max,
+    row_mean,
+    row_min,
+    row_sum,
+    sqrt,
+    square,
+)
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.core.rows import reduced, summing
-from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType
+from dagexec.core.schema import Cost, ExpressionRule, OperatorCall, OpSchema, TensorType
 from dagexec.core.traits import ImageRole
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, compute_dtype, convert, is_narrow
@@ -332,6 +343,7 @@ def reduction_schema(
     extreme: bool,
     prefixes: bool,
     role: ImageRole | None = None,
+    expression: ExpressionRule | None = None,
 ) -> OpSchema:
     """The schema of a reduction; an `extreme` has no value over no elements, `prefixes` may have lengths.
 
@@ -361,8 +373,20 @@ def reduction_schema(
         value_inputs=(1,) if axes is reduced_axes else (),
         cost=reduction_cost,
         image_role=role,
+        expression=expression,
         rows=summing(reduced(axes), lambda call: axes(call)[0]),
     )
+
+
+_JOINED: Mapping[type[Reduction], Callable[[Expression], Expression]] = {
+    SumReduction: row_sum,
+    MeanReduction: row_mean,
+    MaxReduction: row_max,
+    MinReduction: row_min,
+    L1Reduction: lambda x: row_sum(absolute(x)),
+    L2Reduction: lambda x: sqrt(row_sum(square(x))),
+}
+"""What reductions are, over the last axis alone."""
 
 
 def _define(
@@ -378,7 +402,13 @@ def _define(
     extreme = issubclass(base, MaxReduction | MinReduction) and axes is not reduced_axes
     prefixes = issubclass(base, PrefixReduction)
     role = ImageRole.REDUCTION if args is REDUCED_ARGS else None
-    schema = reduction_schema(name, doc, axes, args, metas, extreme=extreme, prefixes=prefixes, role=role)
+
+    def expression(call: OperatorCall) -> Expression | None:
+        last = len(call.inputs[0].shape) - 1
+        return _JOINED[base](element(0)) if base in _JOINED and axes(call) == ((last,), True) else None
+
+    traits: dict[str, Any] = {"extreme": extreme, "prefixes": prefixes, "role": role, "expression": expression}
+    schema = reduction_schema(name, doc, axes, args, metas, **traits)
     return operator(schema)(type(name, (base,), members))
 
 

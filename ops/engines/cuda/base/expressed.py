@@ -16,7 +16,7 @@ from dagexec.core.expressions import ELEMENT, NUMBER, PRIMITIVES, ROW_COUNT, Exp
 from dagexec.core.operator import Step
 from dagexec.core.registry import operator, operator_class, schema_of
 from dagexec.ops.base.expressed import Expressed
-from dagexec.ops.base.row_operator import RowOperator
+from dagexec.ops.base.row_operator import OfRows
 from dagexec.ops.engines.cuda.base.expression import computed_scalar, elementwise
 from dagexec.ops.engines.cuda.base.operator import CudaOperator
 from dagexec.ops.engines.cuda.base.row_reduction import Groups, Phase, by_groups
@@ -116,12 +116,12 @@ class CudaExpression(CudaOperator, Expressed):
         return elementwise(self, type(self).schema.type.lower(), inputs, {"y": self.y(0)}, code, scalars)
 
 
-class CudaRowExpression(CudaOperator, RowOperator):
+class CudaRowExpression(CudaOperator, OfRows):
     """Base: a group of threads a row, a phase for the reductions of each pass over its members."""
 
     def prepare(self) -> Step:
         """What has one value a row is computed after the reductions that it follows from."""
-        expressions, view, (sources, results) = self.expressions(), self.view(), self.operands()
+        expressions, (shape, axis), (sources, results) = self.expressions(), self.elements(), self.operands()
         inputs = {f"x{position}": array for position, array in sources.items()}
         of_row = Statements("x{}".format, "r", {ROW_COUNT: "A(w.length > 1 ? w.length : 1)"})
         passes, phases, before = Passes(expressions), list[Phase](), ""
@@ -139,13 +139,13 @@ class CudaRowExpression(CudaOperator, RowOperator):
         outputs = {f"y{number}": result for number, result in enumerate(results)}
         code, last = self._statements(of_row), ""
         for name, result, node in zip(outputs, results, expressions, strict=True):
-            if result.shape == view:
+            if result.shape == shape:
                 code.lines.append(f"{name} = {code.of(node)};")
             else:
                 last += f"{name} = {of_row.of(node)};"
         each = "\n".join(code.lines)
         groups = Groups(phases, before, each, last)
-        return by_groups(self, type(self).schema.type.lower(), view, (1,), groups, inputs, outputs)
+        return by_groups(self, type(self).schema.type.lower(), shape, (axis,), groups, inputs, outputs)
 
     def _phase(self, number: int, reductions: Sequence[Expression], of_row: Statements) -> Phase:
         """What joins the reductions of a pass; states of several are one in the other."""
@@ -180,8 +180,9 @@ def register(op_type: str, cuda: type[CudaOperator], **members: object) -> None:
 def register_expression(op_type: str) -> None:
     """Register an operator that is an expression."""
     host = operator_class(op_type)
-    if issubclass(host, RowOperator):
-        register(op_type, CudaRowExpression, formula=host.formula, form=host.form)
+    if issubclass(host, OfRows):
+        members = {"__doc__": f"{op_type}.", "__module__": __name__}
+        operator(schema_of(op_type), device="cuda")(type(f"Cuda{op_type}", (CudaRowExpression, host), members))
     else:
         assert issubclass(host, Expressed)
         register(op_type, CudaExpression, formula=host.formula)
