@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from dagexec.core.device import CPU, Device
@@ -27,6 +27,7 @@ from dagexec.core.proto import NetDef
 from dagexec.core.registry import schema_of, verify_all
 from dagexec.core.schema import OpSchema
 from dagexec.errors import CycleError, NetOrderError
+from dagexec.platform.cached import cached_property
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
 

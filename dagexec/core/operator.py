@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -37,6 +37,7 @@ from dagexec.core.shared_buffer import SharedBuffer
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DagexecError, DeviceError, MissingBlobError, ShapeError
+from dagexec.platform.cached import cached_property
 from dagexec.platform.host_memory import check_fits, fits
 from dagexec.platform.records import dataclass
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ from dagexec.executor.source.options import new_place
 from dagexec.executor.source.origin import Origin
 from dagexec.executor.source.types import GivenTypes
 from dagexec.options import CompileOptions, Shapes
+from dagexec.platform.cached import cached_property
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule

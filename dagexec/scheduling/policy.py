@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from functools import cached_property
 from typing import Any, ClassVar
 
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 from dagexec.scheduling.paths import longest_paths
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -38,6 +37,7 @@ from dagexec.core.expressions import (
 )
 from dagexec.core.operator import Operator, Step
 from dagexec.core.schema import OperatorCall
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 
 T = TypeVar("T")

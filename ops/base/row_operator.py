@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,6 +39,7 @@ from dagexec.ops.base.expressed import (
     flops_by_default,
 )
 from dagexec.ops.base.expression_steps import expression_steps
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 
 Members = Callable[[OperatorCall, int], range]

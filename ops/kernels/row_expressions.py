@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.platform.addresses import address_of
+from dagexec.platform.cached import cached_property
 from dagexec.platform.general_assembler import GREATER
 from dagexec.platform.records import dataclass
 

@@ -9,13 +9,14 @@ an `Order`: list order where operators follow one another, else what the depende
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, reduce
+from functools import reduce
 from operator import and_
 
 import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.graph import Graph
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 
 Flags = npt.NDArray[np.bool_]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Storage, array_on
 from dagexec.errors import ResourceError
 from dagexec.platform.addresses import address_of
+from dagexec.platform.cached import cached_property
 from dagexec.platform.host_memory import check_fits, fits
 from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.memory.arena import Arena, StripArena

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
@@ -24,6 +23,7 @@ from dagexec.core.purity import is_pure
 from dagexec.core.schema import OpSchema
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.tensor import Storage, Tensor, binding_epoch
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from dagexec.core.purity import is_known
 from dagexec.core.tensor import Tensor
 from dagexec.errors import DeadlineExceededError, ResourceError
 from dagexec.platform.addresses import address_of
+from dagexec.platform.cached import cached_property
 from dagexec.platform.deadline import check_deadline
 from dagexec.scheduler.memory import ArenaMemory, BufferPatterns, Inferred, MemoryPlan, graph_order, list_order
 from dagexec.scheduler.plan.alike import Alike, AlikeUnplanned, outputs_of, small_inputs, written_once

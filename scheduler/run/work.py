@@ -7,13 +7,13 @@ pieces is a task of its own, whose pieces several workers may take.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dagexec.core.native import Piece, grouped, may_merge, phases_of, piece_step
 from dagexec.core.native_tables import AlikeStep, JoinedCalls, NativePart, calls_in
 from dagexec.core.operator import Step, parts_of
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.preparation import LONGEST_SECONDS
 from dagexec.scheduler.plan.task_graph import Dependencies, TaskGraph, chain_tasks

@@ -31,6 +31,7 @@ from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.engines.onednn.packing import packed_memory
 from dagexec.ops.families.storage.tensor_input import _Prefetch
 from dagexec.platform import forking
+from dagexec.platform.cached import cached_property
 from dagexec.storage.reader import DBReader
 from dagexec.training.data import BatchLoader
 from dagexec.training.data_parallel.solver_thread import SolverThread
@@ -368,6 +369,25 @@ def test_locks_that_another_thread_holds_are_free_in_the_child(executor: Executo
     with Holder(*held):
         found = in_child(everything)
     assert found == ("measured", 0, expected, expected)
+
+
+def test_a_property_that_another_thread_computes_is_computed_in_the_child() -> None:
+    computing, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        @cached_property
+        def answer(self) -> int:
+            if threading.current_thread() is thread:
+                computing.set()
+                assert go_on.wait(PATIENCE)
+            return 42
+
+    thread = threading.Thread(target=lambda: Slow().answer)
+    thread.start()
+    assert computing.wait(PATIENCE)
+    assert in_child(lambda: Slow().answer) == 42
+    go_on.set()
+    thread.join()
 
 
 def test_what_is_put_off_until_measuring_ends_is_done_in_a_child_whose_parent_measures() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 from numpy.typing import NDArray
 
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 
 WARM_UP = 0.1

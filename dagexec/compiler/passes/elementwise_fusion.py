@@ -9,7 +9,6 @@ it: products and sums with numbers, which activation-fusion does not take for ac
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OpSchema
 from dagexec.ops.families.activation.post_ops import SUM, PostOp
+from dagexec.platform.cached import cached_property
 
 Links = tuple[Link, ...]
 

@@ -9,8 +9,6 @@ region is fused where a kernel has registers.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from dagexec.compiler.passes.draft import Draft
 from dagexec.compiler.passes.fusion import FUSED_CHAIN, post_ops_of
 from dagexec.compiler.passes.post_operations import Types, operands_fit, scalar_value
@@ -37,6 +35,7 @@ from dagexec.ops.kernels.expression_kernels import ExpressionFormula, has_kernel
 from dagexec.ops.kernels.formulas import formula_kernel
 from dagexec.ops.kernels.row_expressions import row_kernel
 from dagexec.ops.kernels.standardizing import LONG_ROW
+from dagexec.platform.cached import cached_property
 
 MOST_INPUTS = 8
 """Addresses of a kernel, beside those of the result and of what it counts by."""

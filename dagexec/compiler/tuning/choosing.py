@@ -7,7 +7,6 @@ be shared stays alone. The predictions are for reports.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from dagexec.errors import DagexecError
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of, work_seconds
 from dagexec.platform import processor
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 from dagexec.platform.speed import arithmetic_speed
 from dagexec.scheduler.nets.options import RunOptions

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 from dagexec.binding.io_binding import Array, Outputs, arrays_like
 from dagexec.core.feeds import Feeds
@@ -27,6 +26,7 @@ from dagexec.executor.requests.request import Request, timed_out
 from dagexec.executor.requests.waiting import EventLoop
 from dagexec.executor.runs.pooled import PooledRuns
 from dagexec.platform.blocking import working_for
+from dagexec.platform.cached import cached_property
 from dagexec.platform.shutdown import hold_daemon
 from dagexec.platform.threads import ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.plan.culprit import NameStep

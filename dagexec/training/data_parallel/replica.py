@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import zip_longest
 
 from dagexec.building.net_builder import ITERATION
@@ -12,6 +11,7 @@ from dagexec.core.gradient import Gradient
 from dagexec.core.node import arguments_of
 from dagexec.core.proto import OperatorDef
 from dagexec.errors import SchemaError
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 from dagexec.training.data_parallel.batch_statistics import share_backward_statistics, share_forward_statistics
 from dagexec.training.data_parallel.replica_devices import REPLICA, ReplicaDevice

@@ -15,13 +15,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
 from dagexec.ops.kernels.machine import Machine
 from dagexec.platform import machine_code
+from dagexec.platform.cached import cached_property
 from dagexec.platform.forking import ProcessLock, without_fork
 from dagexec.platform.library_pages import give_back_library_pages, give_back_when_prepared
 from dagexec.platform.processor import InstructionSet, instruction_set

@@ -7,7 +7,6 @@ gates (`ops/kernels/gate_product.py`, `gate_kernels.py`). `recurrent_tables` mak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.families.recurrent.layer import Recurrence
@@ -23,6 +22,7 @@ from dagexec.ops.kernels.gate_kernels import (
     GateKernel,
 )
 from dagexec.ops.kernels.gate_product import GateProduct, Slot
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 
 FLOAT = 4  # bytes

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 from dagexec.ops.engines.onednn.primitive import PrimitiveDescriptor
 from dagexec.ops.families.conv.toom_cook import MinimalFilter, minimal_filter
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.winograd_kernels import Epilogue
+from dagexec.platform.cached import cached_property
 from dagexec.platform.processor import core_cache
 from dagexec.platform.records import dataclass
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array, Index, Scratch, blockwise
 from dagexec.ops.base.expression_steps import expression_steps
 from dagexec.ops.families.activation import functions
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 
 POST_OPS_HELP = (

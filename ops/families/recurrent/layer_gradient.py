@@ -7,7 +7,7 @@ then one matrix product each, over all steps at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from dagexec.ops.families.recurrent.layer import (
     require_floats,
     saved_types,
 )
+from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
 
 GRADIENT_ARGS = LAYER_ARGS | {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from dagexec.ops.families.tabular.scores import (
 )
 from dagexec.ops.families.tabular.tree_attributes import indexed_forest, numbered_forest
 from dagexec.ops.kernels.tree_kernels import WalkedTrees, walked_trees
+from dagexec.platform.cached import cached_property
 
 Array = npt.NDArray[Any]
 
