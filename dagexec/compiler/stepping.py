@@ -526,7 +526,7 @@ class _Stepping:
                 raise NotSteppingError("a mask has not one column for each position")
         names = [node.input[0], keys[1], values[1], CACHE, LENGTH, *node.input[3:]]
         values_of_node = shared({**node.values, "keys": keys[0].encode(), "values": values[0].encode()})
-        made = Node(CACHED_ATTENTION, names, node.output, values_of_node, name=node.name)
+        made = Node(CACHED_ATTENTION, names, node.output, values_of_node, name=node.name, engine=node.engine)
         (kind,) = self._types(made, [self._known[name].type for name in names], [None] * len(names))
         self._put(made)
         self._layers.append(Layer(keys[0], values[0], axes[0], axes[1]))

@@ -58,6 +58,11 @@ def test_caches_leave_the_inputs_and_outputs() -> None:
     assert [(layer.keys, layer.values) for layer in made.layers] == [("k", "v")]
 
 
+def test_the_engine_of_attention_stays() -> None:
+    by_kernels = [*ATTENTION[:2], new_node("FusedAttention", ["q", "k2", "v2"], ["y"], engine="ONEDNN")]
+    assert [node.engine for node in stepping(by_kernels).model.program.op] == ["ONEDNN"]
+
+
 def test_what_follows_from_the_length_is_a_sum() -> None:
     position = [
         *LENGTH_OF_CACHE,
