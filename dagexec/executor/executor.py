@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -133,6 +134,7 @@ class Executor(ModelRunner):
         self._origin = origin
         self._now = threads().monotonic
         self._stepping: list[Executor] = []
+        self._retired = Counter[str]()
         self._open(parameters, place or new_place(model, options))
         if options.warm_start is not False:
             try:
@@ -213,7 +215,7 @@ class Executor(ModelRunner):
             arrays = self._fed_steps.arrays(feeds)
             step = None if arrays is None else self._fed_steps.find(arrays, call)
             if step is not None:
-                return step.results(step.executor._run(step.fed, step.call))
+                return step.results(step.net.executor._run(step.fed, step.call))
         given = feeds
         names: Sequence[str] = self.model.outputs
         if given.__class__ is not dict or call.outputs is not None or call.out is not None:
@@ -239,7 +241,7 @@ class Executor(ModelRunner):
             is_known = self._fed_steps.knows(arrays)
             step = find() if is_known else await on_a_thread(f"dagexec-{self.model.name}-steps", find)
             if step is not None:
-                return step.results(await step.executor._run_async(step.fed, step.call))
+                return step.results(await step.net.executor._run_async(step.fed, step.call))
         given = feeds
         names: Sequence[str] = self.model.outputs
         if given.__class__ is not dict or call.outputs is not None or call.out is not None:
@@ -290,7 +292,8 @@ class Executor(ModelRunner):
     @cached_property
     def _steps(self) -> StepNets:
         """The nets of its sessions' steps."""
-        return steps.StepNets(self.model.changed(parameters=self._parameters.outlines()), self._beside)
+        model = self.model.changed(parameters=self._parameters.outlines())
+        return steps.StepNets(model, self._beside, self._retire)
 
     def _beside(self, model: Model) -> Executor:
         """An executor of a net with the same parameters and some of its own, on the same workers."""
@@ -301,6 +304,14 @@ class Executor(ModelRunner):
         options = replace(self._options, tuning_seconds=0.0, warm_start=False, max_batch=1, batch_padding=None)
         self._stepping.append(Executor(model, options, place=beside(self._place), parameters=parameters))
         return self._stepping[-1]
+
+    def _retire(self, unused: ModelRunner) -> None:
+        """Close an executor that `_beside` has made, and go on counting what it has run."""
+        for stepping in [one for one in self._stepping if one is unused]:
+            more = stepping.statistics()
+            self._retired.update({name: getattr(more, name) for name in OUTCOMES})
+            self._stepping.remove(stepping)
+        unused.close()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the decisions of the compiler as a plan, a file that `dagexec.open` opens at little cost
@@ -354,10 +365,11 @@ class Executor(ModelRunner):
         """
         device = self._options.default_device
         total = self._dispatcher.statistics(None if device == CPU else runtime_of(device).statistics())
-        for stepping in self._stepping:
+        counts = Counter(self._retired)
+        for stepping in tuple(self._stepping):
             more = stepping.statistics()
-            total = replace(total, **{name: getattr(total, name) + getattr(more, name) for name in OUTCOMES})
-        return total
+            counts.update({name: getattr(more, name) for name in OUTCOMES})
+        return replace(total, **{name: getattr(total, name) + count for name, count in counts.items()})
 
     def drain(self, timeout: float | None = None) -> bool:
         """Admit no more requests, let queued and running ones finish, then close.
@@ -439,7 +451,7 @@ class Executor(ModelRunner):
         old, finalizer = self._replicas, self._finalizer
         self.__dict__.pop("_steps", None)
         self.__dict__.pop("_fed_steps", None)
-        self._stepping = []
+        self._stepping, self._retired = [], Counter()
         self._open(old.parameters, new_place(self.model, self._options))  # the threads that it had are the parent's
         finalizer.detach()
         old.close()

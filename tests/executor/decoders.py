@@ -39,11 +39,14 @@ class _Writer:
         return self.constant(self._random.standard_normal(shape) * shape[0] ** -0.5, np.float32)
 
 
-def decoder(batch: int | str = "batch", *, masked: bool = False, mixed: bool = False) -> onnx.ModelProto:
+def decoder(
+    batch: int | str = "batch", *, masked: bool = False, mixed: bool = False, context: bool = False
+) -> onnx.ModelProto:
     """Tokens `ids` [batch, new], caches [batch, heads, past, elements], with fewer heads than queries have.
 
     Positions and a causal mask follow from the caches' length; `masked` adds an input `attention_mask` [batch, past +
-    new] of int64, `mixed` an output that is the mean of a cache, so that it cannot stay where it is.
+    new] of int64, `context` one [batch, count, elements] whose mean all tokens are told, `mixed` an output that is the
+    mean of a cache, so that it cannot stay where it is.
     """
     w = _Writer()
     past = w.node("Gather", w.node("Shape", CACHES[0]), w.constant(2))
@@ -64,6 +67,8 @@ def decoder(batch: int | str = "batch", *, masked: bool = False, mixed: bool = F
     x = w.node(
         "Add", w.node("Gather", w.weight(WORDS, WIDTH), "ids"), w.node("Gather", w.weight(512, WIDTH), positions)
     )
+    if context:
+        x = w.node("Add", x, w.node("ReduceMean", "context", axes=[1]))
     split = w.constant([0, 0, -1, ELEMENTS])
     for layer in range(LAYERS):
         q, k, v = (
@@ -92,6 +97,8 @@ def decoder(batch: int | str = "batch", *, masked: bool = False, mixed: bool = F
     inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [batch, "new"])]
     if masked:
         inputs.append(helper.make_tensor_value_info("attention_mask", TensorProto.INT64, [batch, "total"]))
+    if context:
+        inputs.append(helper.make_tensor_value_info("context", TensorProto.FLOAT, [batch, "count", WIDTH]))
     for name in CACHES:
         sizes = [batch, KEY_HEADS, "past", ELEMENTS]
         inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes))

@@ -13,7 +13,9 @@ import pytest
 import dagexec
 from dagexec.errors import FeedError, OperatorError, RunTimeoutError
 from dagexec.executor.executor import Executor
-from tests.executor.decoders import CACHES, ELEMENTS, KEY_HEADS, WORDS, Peer, decoder
+from dagexec.executor.sessions import fed as fed_module
+from dagexec.executor.sessions import steps
+from tests.executor.decoders import CACHES, ELEMENTS, KEY_HEADS, WIDTH, WORDS, Peer, decoder
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, Array]
@@ -73,6 +75,38 @@ def test_bytes_depend_on_the_sizes_alone(executor: Executor) -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda length: as_bytes(executor.run(feeds(length))), lengths))
     assert together == [alone[length] for length in lengths]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_bytes_depend_on_the_sizes_alone_where_another_input_is_as_long_by_chance(masked: bool) -> None:
+    context = np.random.default_rng(1).standard_normal((1, 24, WIDTH), np.float32)
+    model = decoder(masked=masked, context=True)
+
+    def run(executor: Executor, length: int) -> dict[str, bytes]:
+        return as_bytes(executor.run({**feeds(length, masked=masked), "context": context}))
+
+    lengths = [30, 23, 31, 22, 23]  # there are 24 positions after a run behind 23
+    with dagexec.compile(model, num_workers=1) as executor:
+        together = [run(executor, length) for length in lengths]
+        again = [run(executor, length) for length in lengths[::-1]][::-1]
+    assert together == again
+    for length, expected in zip(lengths, together, strict=True):
+        with dagexec.compile(model, num_workers=1) as fresh:
+            assert run(fresh, length) == expected
+
+
+def test_nets_that_were_let_go_of_are_made_again_and_what_they_ran_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_MOST", 1)
+    monkeypatch.setattr(fed_module, "_MOST_KINDS", 1)
+    sizes = [(20, 1), (21, 2), (22, 1), (23, 2), (24, 3)]
+    with dagexec.compile(decoder(), num_workers=1) as executor:
+        few = [as_bytes(executor.run(feeds(length, batch=batch))) for length, batch in sizes]
+        assert len(executor._stepping) <= 2
+        assert executor.statistics().completed == len(sizes)
+        assert preparations(executor) == 0
+    monkeypatch.undo()
+    with dagexec.compile(decoder(), num_workers=1) as executor:
+        assert few == [as_bytes(executor.run(feeds(length, batch=batch))) for length, batch in sizes]
 
 
 @pytest.mark.anyio

@@ -1,7 +1,7 @@
 """Runs that are fed caches and give them back, as decoders are run without a session: steps as a session's.
 
-What caches become is put into new arrays, and no length is prepared anew. Whether a run is a step follows from the
-sizes of its inputs, until a few sizes had none: then all runs are the model's, whose last bits may be others.
+What caches become is put into new arrays, and no length is prepared anew. Whether a run is a step, and of which net,
+follows from the sizes of its inputs alone: a step may have other last bits than a run of the model.
 """
 
 from __future__ import annotations
@@ -21,19 +21,16 @@ from dagexec.errors import DagexecError
 from dagexec.executor.model_runner import ModelRunner
 from dagexec.executor.requests.call import Call
 from dagexec.executor.sessions.names import RANK
-from dagexec.executor.sessions.sizes import LEAST_BOUND, MOST_AT_ONCE, Growth, Types, learned
+from dagexec.executor.sessions.sizes import LEAST_BOUND, MOST_AT_ONCE, Growth, StepSizes, Types, learned
 from dagexec.executor.sessions.steps import StepNet, StepNets
 from dagexec.executor.source.types import GivenTypes
 from dagexec.platform.records import dataclass
 
-_MOST_REFUSALS = 3
-"""Runs of sizes that have no step, after which none is looked for."""
-
 LEAST_END = 8
 """Positions behind a run, for which there are kernels; for fewer the model is run as it is."""
 
-_MOST_KINDS = 4
-"""Sizes that steps are looked up for."""
+_MOST_KINDS = 16
+"""Kinds of runs that are remembered, and sizes that belong to none."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +42,16 @@ class _Kind:
         growth: of inputs, axes that are as long as the caches, and by how much they are longer.
         added: how many positions a run adds.
         bound: how many there may be then.
-        net: the net.
+        net: the net; None where there is none.
+        is_certain: what grows is as long as the caches by need, not by chance.
     """
 
     types: Types
     growth: Growth
     added: int
     bound: int
-    net: StepNet
+    net: StepNet | None
+    is_certain: bool
 
     def takes(self, arrays: Mapping[str, Array], length: int) -> bool:
         """True for inputs of these sizes, with so many positions in caches."""
@@ -78,8 +77,8 @@ class FedStep:
     """One such run.
 
     Attributes:
-        executor: who runs it.
-        fed: what that is fed.
+        net: of the step.
+        fed: what its executor is fed.
         call: what it is asked for.
         names: the outputs for the caller.
         out: the caller's arrays for outputs.
@@ -88,7 +87,7 @@ class FedStep:
         caches: what they become.
     """
 
-    executor: ModelRunner
+    net: StepNet
     fed: Mapping[str, Array]
     call: Call
     names: Sequence[str]
@@ -112,7 +111,7 @@ class FedStep:
                 if target is None:
                     outputs[output] = np.ascontiguousarray(array)
                 else:
-                    check_result(self.executor.model.name, output, array, target)
+                    check_result(self.net.executor.model.name, output, array, target)
                     target[...] = array
                     outputs[output] = target
         return {name: outputs[name] for name in self.names}
@@ -125,11 +124,11 @@ class FedSteps:
         """`pairs` are the outputs that caches become, by input, `types` the model's, `nets` those of its steps."""
         self._runner, self._pairs, self._types, self._nets = runner, pairs, types, nets
         self._kinds: tuple[_Kind, ...] = ()
-        self._refusals = 0
+        self._others: tuple[Types, ...] = ()
 
     def arrays(self, feeds: Feeds | npt.ArrayLike) -> dict[str, Array] | None:
         """What is fed of a run that may be a step; None for others."""
-        if self._refusals >= _MOST_REFUSALS or not isinstance(feeds, Mapping):
+        if not isinstance(feeds, Mapping):
             return None
         arrays = {name: array for name, array in feeds.items() if isinstance(array, np.ndarray)}
         if len(arrays) < len(feeds) or not self._pairs.keys() <= arrays.keys():
@@ -137,18 +136,19 @@ class FedSteps:
         return None if any(arrays[name].ndim != RANK for name in self._pairs) else arrays
 
     def knows(self, arrays: Mapping[str, Array]) -> bool:
-        """There is a net for these sizes already."""
+        """Runs of these sizes need no new net."""
         return self._known(arrays) is not None
 
     def find(self, arrays: Mapping[str, Array], call: Call) -> FedStep | None:
         """What is run in place of the model; None for a run that is no step."""
-        found = self._known(arrays) or self._made(arrays)
-        if found is None:
+        known = self._known(arrays) or self._made(arrays)
+        if known is None or known[0].net is None:
             return None
-        kind, length = found
+        kind, length = known
+        net = known[0].net
         names = list(self._runner.outputs if call.outputs is None else call.outputs)
         others = [name for name in names if name not in self._pairs.values()]
-        layers = kind.net.net.layers
+        layers = net.net.layers
         by_head = {layer.keys: arrays[layer.keys].transpose(layer.key_axes) for layer in layers}
         by_head |= {layer.values: arrays[layer.values].transpose(layer.value_axes) for layer in layers}
         caches = Caches(by_head)
@@ -161,47 +161,67 @@ class FedSteps:
         fed[CACHE], fed[LENGTH] = np.array([caches.number]), np.array([length])
         out = call.out or {}
         asked = call._replace(outputs=others, out={name: out[name] for name in others if name in out} or None)
-        return FedStep(kind.net.executor, fed, asked, names, out, self._pairs, layers, caches)
+        return FedStep(net, fed, asked, names, out, self._pairs, layers, caches)
 
     def _known(self, arrays: Mapping[str, Array]) -> tuple[_Kind, int] | None:
-        """Which steps a run is one of, and how many positions are in its caches."""
+        """Which runs known already it is one of, and how many positions are in its caches."""
         first = next(iter(self._pairs))
         for kind in self._kinds:
             length = arrays[first].shape[kind.growth[first][0]]
-            if kind.takes(arrays, length):
+            if kind.takes(arrays, length) and (kind.is_certain or self._grow_alone(kind, arrays, length + kind.added)):
                 return kind, length
         return None
 
+    def _grow_alone(self, kind: _Kind, arrays: Mapping[str, Array], end: int) -> bool:
+        """No other input has the size `end`."""
+        return self._as_long(arrays, end).keys() == kind.growth.keys() - self._pairs.keys()
+
+    def _as_long(self, arrays: Mapping[str, Array], end: int) -> dict[str, int]:
+        """Inputs that are no caches, and the first axis of free size of each that has the size `end`."""
+        axes: dict[str, int] = {}
+        for name, array in arrays.items():
+            stated = self._runner.inputs[name].shape or ()
+            if name not in self._pairs and len(stated) == array.ndim and end in array.shape:
+                pairs = enumerate(zip(stated, array.shape, strict=True))
+                free = [axis for axis, (size, own) in pairs if size is None and own == end]
+                axes |= {name: free[0]} if free else {}
+        return axes
+
     def _made(self, arrays: Mapping[str, Array]) -> tuple[_Kind, int] | None:
+        """The runs that it is the first one known of; None where caches do not grow by some positions."""
         try:
             types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in arrays.items()}
         except DagexecError:
             return None  # the run tells what is wrong
+        if types in self._others:
+            return None
+        sizes = self._learned(types)
+        if sizes is None or sizes.end < LEAST_END or sizes.added > MOST_AT_ONCE:
+            self._others = (types, *self._others[: _MOST_KINDS - 1])
+            return None
+        axes = self._as_long({name: np.broadcast_to(np.int8(), kind.shape) for name, kind in types.items()}, sizes.end)
+        needed = self._needed(types, sizes, axes)
+        growth = {name: (axis, 0) for name, axis in sizes.axes.items()}
+        growth |= {name: (axes[name], sizes.added) for name in needed or axes}
+        bound = max(LEAST_BOUND, 1 << (sizes.end - 1).bit_length())
+        full = {name: _longer(types[name], axis, bound - sizes.end) for name, (axis, _) in growth.items()}
+        net = self._nets.find(self._pairs, {**types, **full}, growth, bound - sizes.added)
+        kind = _Kind({**types, **full}, growth, sizes.added, bound, net, bool(needed))
+        self._kinds = (kind, *self._kinds[: _MOST_KINDS - 1])
+        return kind, sizes.length
+
+    def _learned(self, types: Types) -> StepSizes | None:
+        """What inference tells of the sizes of a run; None where not all caches grow by some positions."""
         results = self._types.blobs(types) or {}
         before = {name: types[name] for name in self._pairs}
         sizes = learned(types, before, {name: results.get(output) for name, output in self._pairs.items()})
-        if sizes is None or sizes.axes.keys() != self._pairs.keys():
-            self._refusals += 1
-            return None
-        if sizes.end < LEAST_END or sizes.added > MOST_AT_ONCE:
-            return None
-        growth = {name: (axis, 0) for name, axis in sizes.axes.items()}
-        for name, whole in types.items():
-            shape = self._runner.inputs[name].shape or ()
-            if name not in growth and len(shape) == len(whole.shape):
-                pairs = enumerate(zip(shape, whole.shape, strict=True))
-                axes = [axis for axis, (stated, size) in pairs if stated is None and size == sizes.end]
-                if axes:
-                    growth[name] = axes[0], sizes.added
-        bound = max(LEAST_BOUND, 1 << (sizes.end - 1).bit_length())
-        for name, (axis, more) in growth.items():
-            shape = types[name].shape
-            full = (*shape[:axis], bound - sizes.added + more, *shape[axis + 1 :])
-            types[name] = TensorType(full, types[name].meta)
-        net = self._nets.find(self._pairs, types, growth, bound - sizes.added)
-        if net is None:
-            self._refusals += 1
-            return None
-        kind = _Kind(types, growth, sizes.added, bound, net)
-        self._kinds = (kind, *self._kinds[: _MOST_KINDS - 1])
-        return kind, sizes.length
+        return sizes if sizes is not None and sizes.axes.keys() == self._pairs.keys() else None
+
+    def _needed(self, types: Types, sizes: StepSizes, axes: Mapping[str, int]) -> list[str]:
+        """Of inputs that are as long as caches those that have to be: inference refuses longer caches with them."""
+        longer = {name: _longer(types[name], axis, 1) for name, axis in {**sizes.axes, **axes}.items()}
+        return [name for name in axes if self._types.blobs({**types, **longer, name: types[name]}) is None]
+
+
+def _longer(kind: TensorType, axis: int, more: int) -> TensorType:
+    return TensorType((*kind.shape[:axis], kind.shape[axis] + more, *kind.shape[axis + 1 :]), kind.meta)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 from dagexec.compiler.stepping import NotSteppingError, Stepping, stepping_net
 from dagexec.core.model import Model
@@ -13,10 +15,15 @@ from dagexec.executor.model_runner import ModelRunner
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 
+_Value = TypeVar("_Value")
+
 logger = logging.getLogger("dagexec")
 
 _MOST = 16
-"""Nets of an executor: for as many sizes of inputs and of caches, which double."""
+"""Nets that are kept while nobody uses them: for as many sizes of inputs and of caches, which double."""
+
+_MOST_REFUSED = 1 << 10
+"""Sizes without a net that are remembered."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,14 @@ class StepNet:
 class StepNets:
     """Of one executor."""
 
-    def __init__(self, model: Model, build: Callable[[Model], ModelRunner]) -> None:
-        """`build` makes an executor on the workers of this one, with its parameters."""
-        self._model, self._build = model, build
-        self._nets: dict[Hashable, StepNet | None] = {}
+    def __init__(
+        self, model: Model, build: Callable[[Model], ModelRunner], retire: Callable[[ModelRunner], object]
+    ) -> None:
+        """`build` makes an executor on the workers of this one, with its parameters; `retire` closes it."""
+        self._model, self._build, self._retire = model, build, retire
+        self._nets: dict[Hashable, StepNet] = {}
+        self._refused: dict[Hashable, None] = {}
+        self._executors: list[tuple[weakref.ref[StepNet], ModelRunner]] = []
         self._lock = threads().lock()
 
     def find(
@@ -43,31 +54,41 @@ class StepNets:
         growing: Mapping[str, tuple[int, int]],
         length: int,
     ) -> StepNet | None:
-        """See `stepping_net`; None where there is none."""
+        """See `stepping_net`; None where there is none. Who is given a net holds it as long as it runs."""
         key = tuple(sorted(states.items())), tuple(sorted((name, str(kind)) for name, kind in types.items())), length
         with self._lock:
-            if key not in self._nets and len(self._nets) < _MOST:
-                self._nets[key] = self._made(states, types, growing, length)
-            return self._nets.get(key)
+            if key in self._refused:
+                return None
+            net = self._nets.pop(key, None)
+            if net is None:
+                try:
+                    stepping = stepping_net(self._model, states, types, growing, length)
+                    net = StepNet(stepping, self._build(stepping.model))
+                except (NotSteppingError, DagexecError) as reason:
+                    logger.info("net %r: caches of sessions are copied at every step: %s", self._model.name, reason)
+                    _keep(self._refused, key, None, _MOST_REFUSED)
+                    return None
+                self._executors.append((weakref.ref(net), net.executor))
+            _keep(self._nets, key, net, _MOST)
+            self._retire_unused()
+            return net
 
-    def _made(
-        self,
-        states: Mapping[str, str],
-        types: Mapping[str, TensorType],
-        growing: Mapping[str, tuple[int, int]],
-        length: int,
-    ) -> StepNet | None:
-        try:
-            net = stepping_net(self._model, states, types, growing, length)
-            return StepNet(net, self._build(net.model))
-        except (NotSteppingError, DagexecError) as reason:
-            logger.info("net %r: caches of sessions are copied at every step: %s", self._model.name, reason)
-            return None
+    def _retire_unused(self) -> None:
+        unused = [(reference, executor) for reference, executor in self._executors if reference() is None]
+        self._executors = [one for one in self._executors if one not in unused]
+        for _, executor in unused:
+            self._retire(executor)
 
     def close(self) -> None:
         """Close all executors."""
         with self._lock:
-            nets, self._nets = self._nets, {}
-        for one in nets.values():
-            if one is not None:
-                one.executor.close()
+            executors, self._executors, self._nets = self._executors, [], {}
+        for _, executor in executors:
+            executor.close()
+
+
+def _keep(table: dict[Hashable, _Value], key: Hashable, value: _Value, limit: int) -> None:
+    """Put an entry last, and let go of the first where there are more."""
+    table[key] = value
+    if len(table) > limit:
+        del table[next(iter(table))]
