@@ -27,7 +27,25 @@ from dagexec.platform.assembler import (
     Assembler,
     Instruction,
 )
-from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI
+from dagexec.platform.general_assembler import (
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+    RSP,
+    GeneralAssembler,
+)
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 
@@ -199,6 +217,34 @@ def _multiply(code: Assembler, sums: list[list[int]], steps: int) -> None:
             for target, weight in zip(targets, weights, strict=True):
                 code.compute(FMA, target, weight, free + vectors)
         code.add(RAX, R12)
+
+
+# --- kernels that fields choose
+
+KERNEL, FIRST_OFFSET = 11, 12
+"""Places of the fields of `by_fields`, behind those of any kernel: its address, and how far its arrays are moved."""
+
+
+@cache
+def by_fields() -> int | None:
+    """The address of a function that calls the kernel that its fields name, with the other arguments moved on."""
+    code = GeneralAssembler()
+    for place, register in enumerate((RDI, RSI, RDX), FIRST_OFFSET):
+        code.add_field(register, 8 * place, RCX)
+    code.add_number(RSP, -8)  # the stack is aligned for calls
+    code.call_field(RCX, 8 * KERNEL)
+    code.add_number(RSP, 8)
+    code.end_call()
+    return executable(code.code())
+
+
+@cache
+def nothing() -> int | None:
+    """The address of a function that does nothing."""
+    code = GeneralAssembler()
+    code.clear(RAX)
+    code.end_call()
+    return executable(code.code())
 
 
 # --- softmax

@@ -25,6 +25,7 @@ __all__ = [
     "pieces_of",
     "pieces_of_bytes",
     "pieces_of_products",
+    "pieces_of_weights",
     "products_seconds",
     "work_seconds",
 ]
@@ -34,6 +35,8 @@ MOST_OF_ONE = 8
 
 SMALL_PART = 5
 """One in so many of a piece is worth it where there are two, of what is no convolution."""
+
+_FLOAT = 4  # bytes
 
 _FLOPS_PER_LANE, _BYTES_PER_SECOND = 6.25e9, 10e9
 """Of one core: 50 GFLOP/s with the 8 lanes of AVX2 and 100 with the 16 of AVX-512, as convolutions of the zoo reach."""
@@ -53,6 +56,12 @@ def products_seconds(count: float, lanes: int) -> float:
 def pieces_of_products(count: int, lanes: int, most: int = MOST_PIECES) -> int:
     """As `pieces_of`, of so many multiplications and additions by vectors of so many float32."""
     return pieces_of(products_seconds(count, lanes), most, SMALL_PART)
+
+
+def pieces_of_weights(rows: int, weights: int, lanes: int, most: int = MOST_PIECES) -> int:
+    """As `pieces_of_products`, of rows with so many float32 weights, which few rows wait for: they are in no cache."""
+    reading = _FLOAT * weights / _BYTES_PER_SECOND
+    return pieces_of(max(products_seconds(rows * weights, lanes), reading), most, SMALL_PART)
 
 
 def pieces_of_bytes(nbytes: int, most: int = MOST_PIECES) -> int:

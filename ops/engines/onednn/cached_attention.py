@@ -1,8 +1,8 @@
-"""Attention over a session's cache by kernels of our own: one table of calls, in which a length is a few numbers.
+"""Attention over a session's cache by kernels of our own: tables of calls, in which a length is a few numbers.
 
 The kernels are those of `attention`. Keys lie in the cache with positions next to each other, so they need not be
 transposed. What depends on the length are the panels of scores, the softmax's vectors and the last products' inner
-axis: fields and functions of the table, which are renewed when a run comes with another length.
+axis: numbers that the tables lead to, which are renewed when a run comes with another length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from dagexec.core.native import ALL_BITS, call_rows
+from dagexec.core.native import ALL_BITS, NativeStep, Piece, table_piece
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
@@ -27,12 +27,17 @@ from dagexec.ops.families.attention.cached import CachedSizes, read_cached_atten
 from dagexec.ops.kernels import attention_kernels as kernels
 from dagexec.ops.kernels.attention_kernels import GROUP
 from dagexec.ops.kernels.machine import AVX2
+from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_bytes
+from dagexec.ops.kernels.tables import shares
 from dagexec.platform.addresses import address_of
 from dagexec.platform.records import dataclass
 
 _FLOAT = 4  # bytes
 _LINE = 16  # elements of a cache line
 _LEAST_COLUMNS = 64
+
+_POSITIONS = 256
+"""In a cache, for which heads are cut into pieces: any number of them is computed by the same calls."""
 
 
 @operator(cached.CachedAttention.schema, engine="ONEDNN")
@@ -61,8 +66,13 @@ class CachedAttention(OneDNNOperator, cached.CachedAttention):
             bias = self.x(sizes.bias)
         if any(one is not None and one.shape[-1] == 1 for one in (mask, bias)):
             raise UnsupportedFeatureError(f"{self.label}: a mask has a column for each position")
-        heads = _CachedHeads(self, sizes, q, result, mask, bias)
-        return in_sequence([*before, heads, *after])
+        append, heads = self.appending(sizes), _CachedHeads(self, sizes, q, result, mask, bias)
+
+        def open_cache() -> None:
+            _, keys, values, length = append()
+            heads.open(keys, values, length)
+
+        return in_sequence([*before, open_cache, NativeStep((heads.pieces(),)), *after])
 
     def _packed(self, array: Array, before: list[Step]) -> Array:
         packed = np.empty(array.shape, array.dtype)
@@ -90,46 +100,36 @@ class _Geometry:
     mask_row: int
 
 
-@dataclass(frozen=True)
-class _Calls:
-    """The calls of a head for one length.
-
-    Attributes:
-        functions: of each.
-        bases, offsets: where its three arrays begin: which of _BASES, and bytes.
-        fields: the numbers that its last argument leads to.
-        keeps: what these lead to.
-    """
-
-    functions: Array
-    bases: Array
-    offsets: Array
-    fields: Array
-    keeps: Array
-
-
 _NOTHING, _Q, _K, _V, _Y, _SCORES, _BIAS, _MASK, _FED = range(9)
 """Where arrays of a head begin: the rows of `_CachedHeads._bases`."""
 
-_FIELDS = 11
+_SECTIONS = (((_FED, _K, _NOTHING), 4), ((_Q, _K, _SCORES), 4), ((_SCORES, _BIAS, _MASK), 1), ((_SCORES, _V, _Y), 6))
+"""The calls of a head: keys transposed, scores, the softmax, values. Where the three arrays of each begin, and how many
+calls there are at most."""
+
+_PLACES = np.array([bases for bases, count in _SECTIONS for _ in range(count)])
 
 
 class _CachedHeads:
-    """The step that computes all heads."""
+    """The calls that compute all heads of rows with one cache.
+
+    A head is the same calls at every length, by way of `kernels.by_fields`: what depends on the length is in fields,
+    which all heads share.
+    """
 
     def __init__(
         self, owner: CachedAttention, sizes: CachedSizes, q: Array, y: Array, mask: Array | None, bias: Array | None
     ) -> None:
-        self._append = owner.appending(sizes)
-        self._sizes, self._kept = sizes, (q, y, mask, bias)
-        arguments, machine = owner.arguments, owner.onednn.machine
-        width, shape = sizes.value_width, (sizes.batch, sizes.heads, sizes.queries)
-        self._bases = np.zeros((9, sizes.batch * sizes.heads), np.uint64)
+        """Q and Y are [batch, heads, queries, elements]."""
+        arguments, machine, width = owner.arguments, owner.onednn.machine, sizes.value_width
+        self._label, self._sizes, self._kept = owner.label, sizes, (q, y, mask, bias)
+        heads = q.shape[0] * q.shape[1]
+        self._bases = np.zeros((9, heads), np.uint64)
         self._bases[_Q], self._bases[_Y] = _heads_of(q), _heads_of(y)
         rows = [0, 0]
         for place, (base, array) in enumerate(((_BIAS, bias), (_MASK, mask))):
             if array is not None:
-                whole = np.broadcast_to(array, (*shape, array.shape[-1]))
+                whole = np.broadcast_to(array, (*q.shape[:3], array.shape[-1]))
                 self._bases[base], rows[place] = _heads_of(whole), whole.strides[2]
         self._geometry = _Geometry(
             sizes.queries, sizes.width, width,
@@ -140,59 +140,61 @@ class _CachedHeads:
         )  # fmt: skip
         self._keys: Array | None = None
         self._length = 0
-        self._table = np.zeros((0, 6), np.uint64)
-        self._calls: _Calls | None = None
+        self._calls = _Calls(np.array([_idle()] * len(_PLACES)), ())
+        self._fields = self._calls.fields.copy()
+        self._table = np.zeros((heads, len(_PLACES), 6), np.uint64)
+        self._table[..., 0] = kernels.by_fields() or 0
+        self._table[..., 4] = address_of(self._fields) + self._fields.strides[0] * np.arange(len(_PLACES))
+        self._table[..., 5] = ALL_BITS
+        read = heads * _POSITIONS * (sizes.width + width) * _FLOAT
+        self._parts = shares(heads, pieces_of_bytes(read, MOST_OF_ONE))
 
-    def __call__(self) -> None:
-        caches, keys, values, length = self._append()
-        if caches.fed is not None:
-            self._renew_fed(keys, values, length)
-        elif keys is not self._keys or length != self._length:
-            self._renew(keys, values, length)
-        call_rows(self._table)
+    def pieces(self) -> tuple[Piece, ...]:
+        """Some heads each, once `open` has been called."""
+        tables = [self._table[part.start : part.stop].reshape(-1, 6) for part in self._parts]
+        return tuple(table_piece(table, self, self._label) for table in tables)
 
-    def _renew(self, keys: Array, values: Array, length: int) -> None:
-        """Make the table for caches and a length."""
-        bases, sizes = self._bases, self._sizes
-        if keys is not self._keys:
+    def open(self, keys: Array, values: Array, length: int) -> None:
+        """Have the calls read so many positions of these."""
+        if keys.strides[3] != _FLOAT:
+            self._open_transposed(keys, values, length)
+        elif keys is not self._keys:
             row = keys.strides[2]
-            self._scores = np.empty(sizes.queries * row // _FLOAT, np.float32)
-            bases[_SCORES] = address_of(self._scores)
-            for base, array in ((_K, keys), (_V, values)):
-                bases[base] = np.repeat(_heads_of(array), sizes.heads // sizes.key_heads)
+            self._take_scratch(row // _FLOAT, 0)
             self._geometry = replace(self._geometry, key_row=row, score_row=row, fed_row=0)
+            self._read(keys, _K, values)
             self._keys = keys
-        self._make_table(length)
+        elif length == self._length:
+            return
+        self._calls = _calls_of(self._geometry, length)
+        self._fields[:] = self._calls.fields
+        self._length = length
 
-    def _renew_fed(self, keys: Array, values: Array, length: int) -> None:
-        """Make the table for keys with elements next to each other, which are transposed for each head."""
-        bases, sizes = self._bases, self._sizes
+    def _open_transposed(self, keys: Array, values: Array, length: int) -> None:
+        """Keys with elements next to each other, which are transposed for each head."""
         columns = max(_LEAST_COLUMNS, 1 << (length - 1).bit_length()) + _LINE
         if self._geometry.key_row != columns * _FLOAT or self._keys is not None:
-            self._scores = np.empty((sizes.queries + sizes.width) * columns, np.float32)
-            bases[_SCORES] = address_of(self._scores)
-            bases[_K] = address_of(self._scores) + sizes.queries * columns * _FLOAT
+            self._take_scratch(columns, self._sizes.width)
             self._keys = None
         row = columns * _FLOAT
         self._geometry = replace(self._geometry, key_row=row, score_row=row, fed_row=keys.strides[3])
-        for base, array in ((_FED, keys), (_V, values)):
-            bases[base] = np.repeat(_heads_of(array), sizes.heads // sizes.key_heads)
-        self._make_table(length)
+        self._read(keys, _FED, values)
 
-    def _make_table(self, length: int) -> None:
-        bases = self._bases
-        calls = self._calls = _calls_of(self._geometry, length)
-        table = np.empty((bases.shape[1], len(calls.functions), 6), np.uint64)
-        table[..., 0] = calls.functions
-        table[..., 1:4] = bases[calls.bases].transpose(2, 0, 1) + calls.offsets
-        table[..., 4] = (
-            np.uint64(address_of(calls.fields)) + np.arange(len(calls.functions), dtype=np.uint64) * _FIELD_BYTES
-        )
-        table[..., 5] = ALL_BITS
-        self._table, self._length = table.reshape(-1, 6), length
+    def _take_scratch(self, columns: int, key_rows: int) -> None:
+        """Memory of each piece for scores, and for keys that it transposes."""
+        queries = self._sizes.queries
+        self._scratch = np.empty((len(self._parts), queries + key_rows, columns), np.float32)
+        for part, memory in zip(self._parts, self._scratch, strict=True):
+            heads = slice(part.start, part.stop)
+            self._bases[_SCORES, heads] = address_of(memory)
+            if key_rows:
+                self._bases[_K, heads] = address_of(memory[queries:])
 
-
-_FIELD_BYTES = np.uint64(8 * _FIELDS)
+    def _read(self, keys: Array, base: int, values: Array) -> None:
+        """Have the calls read these."""
+        for place, array in ((base, keys), (_V, values)):
+            self._bases[place] = np.repeat(_heads_of(array), self._sizes.heads // self._sizes.key_heads)
+        self._table[..., 1:4] = self._bases[_PLACES].transpose(2, 0, 1)
 
 
 def _heads_of(array: Array) -> Array:
@@ -202,52 +204,79 @@ def _heads_of(array: Array) -> Array:
     return starts.reshape(-1).astype(np.uint64)
 
 
+_Call = tuple[int, ...]
+"""The fields of a call: 11 of its kernel's, and those that `kernels.by_fields` reads."""
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """The calls of a head for one length.
+
+    Attributes:
+        fields: of each.
+        keeps: what these lead to.
+    """
+
+    fields: Array
+    keeps: object
+
+
+def _idle() -> _Call:
+    """A call of nothing."""
+    return (0,) * kernels.KERNEL + (kernels.nothing() or 0, 0, 0, 0)
+
+
 @lru_cache(maxsize=4096)
 def _calls_of(geometry: _Geometry, length: int) -> _Calls:
     """The calls that a head of this geometry is, with so many positions in the cache."""
     g, lanes = geometry, geometry.lanes
-    most = kernels.most_rows(lanes)
-    whole, rest = divmod(g.queries, most)
-    groups = [
-        (start, rows, blocks) for start, rows, blocks in ((0, most, whole), (whole * most, rest, 1)) if rows * blocks
-    ]
     numbers = kernels.tail_numbers(length, g.scale, g.hidden)
-    made: list[tuple[int, tuple[int, int, int], tuple[int, int, int], tuple[int, ...]]] = []
+    sections = (
+        _transposed(g, length) if g.fed_row else [],
+        _multiplied(g, g.q_row, g.key_row, g.score_row, g.width, -(-length // lanes) * lanes),
+        [_weighted(g, length, address_of(numbers))],
+        _multiplied(g, g.score_row, g.value_width * _FLOAT, g.y_row, length, g.value_width),
+    )
+    calls = [[*own, *[_idle()] * (most - len(own))] for own, (_, most) in zip(sections, _SECTIONS, strict=True)]
+    return _Calls(np.array([call for own in calls for call in own], np.int64), numbers)
 
-    def multiply(bases: tuple[int, int, int], x_row: int, w_row: int, y_row: int, inner: int, columns: int) -> None:
-        for start, rows, blocks in groups:
-            for first, vectors, panels in _panels(columns, kernels.most_vectors(rows, lanes), lanes):
-                kernel = kernels.product_kernel(rows, vectors, lanes, inner >= 4, inner % 4) or 0
-                panel = vectors * lanes * _FLOAT
-                fields = (
-                    panels, blocks, x_row, 3 * x_row, 5 * x_row, rows * x_row, w_row, panel, y_row, panel,
-                    inner // 4 * 4 * _FLOAT,
-                )  # fmt: skip
-                offsets = start * x_row, first * _FLOAT, start * y_row + first * _FLOAT
-                made.append((kernel, bases, offsets, fields))
 
-    if g.fed_row:
-        transpose = kernels.transpose_kernel() or 0
-        parts = [(0, length // GROUP), *([(length - GROUP, 1)] if length % GROUP else [])]
-        tiles = [(0, g.width // GROUP), *([(g.width - GROUP, 1)] if g.width % GROUP else [])]
-        for (start, bands), (first, count) in product(parts, tiles):
-            if not bands or not count:
-                continue
-            offsets = start * g.fed_row + first * _FLOAT, first * g.key_row + start * _FLOAT, 0
-            fields = (bands, count, g.fed_row, GROUP * g.fed_row, g.key_row, 0, 0, 0, 0, 0, 0)
-            made.append((transpose, (_FED, _K, _NOTHING), offsets, fields))
-    multiply((_Q, _K, _SCORES), g.q_row, g.key_row, g.score_row, g.width, -(-length // lanes) * lanes)
+def _transposed(g: _Geometry, length: int) -> list[_Call]:
+    kernel = kernels.transpose_kernel() or 0
+    parts = [(0, length // GROUP), *([(length - GROUP, 1)] if length % GROUP else [])]
+    tiles = [(0, g.width // GROUP), *([(g.width - GROUP, 1)] if g.width % GROUP else [])]
+    return [
+        (
+            bands, count, g.fed_row, GROUP * g.fed_row, g.key_row, *(0,) * 6,
+            kernel, start * g.fed_row + first * _FLOAT, first * g.key_row + start * _FLOAT, 0,
+        )
+        for (start, bands), (first, count) in product(parts, tiles)
+        if bands and count
+    ]  # fmt: skip
+
+
+def _multiplied(g: _Geometry, x_row: int, w_row: int, y_row: int, inner: int, columns: int) -> list[_Call]:
+    most = kernels.most_rows(g.lanes)
+    whole, rest = divmod(g.queries, most)
+    calls = list[_Call]()
+    for start, rows, blocks in ((0, most, whole), (whole * most, rest, 1)):
+        if not rows * blocks:
+            continue
+        for first, vectors, panels in _panels(columns, kernels.most_vectors(rows, g.lanes), g.lanes):
+            kernel = kernels.product_kernel(rows, vectors, g.lanes, inner >= 4, inner % 4) or 0
+            panel = vectors * g.lanes * _FLOAT
+            calls.append((
+                panels, blocks, x_row, 3 * x_row, 5 * x_row, rows * x_row, w_row, panel, y_row, panel,
+                inner // 4 * 4 * _FLOAT, kernel, start * x_row, first * _FLOAT, start * y_row + first * _FLOAT,
+            ))  # fmt: skip
+    return calls
+
+
+def _weighted(g: _Geometry, length: int, numbers: int) -> _Call:
     vectors, tail = divmod(length, GROUP)
     kernel = kernels.softmax_kernel(vectors >= 4, vectors % 4, tail > 0, *g.options) or 0
     main = vectors // 4 * 4 * GROUP * _FLOAT
-    fields = (g.queries, g.score_row, main, g.bias_row, g.mask_row, address_of(numbers), 0, 0, 0, 0, 0)
-    made.append((kernel, (_SCORES, _BIAS, _MASK), (0, 0, 0), fields))
-    multiply((_SCORES, _V, _Y), g.score_row, g.value_width * _FLOAT, g.y_row, length, g.value_width)
-    functions, bases, offsets, all_fields = zip(*made, strict=True)
-    return _Calls(
-        np.array(functions, np.uint64), np.array(bases), np.array(offsets, np.uint64), np.array(all_fields, np.int64),
-        numbers,
-    )  # fmt: skip
+    return (g.queries, g.score_row, main, g.bias_row, g.mask_row, numbers, *(0,) * 5, kernel, 0, 0, 0)
 
 
 def _panels(columns: int, most: int, lanes: int) -> Iterator[tuple[int, int, int]]:

@@ -27,7 +27,7 @@ from dagexec.ops.engines.onednn.descriptors import Array
 from dagexec.ops.engines.onednn.packing import Making, offer_unpacking, packed_form
 from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
 from dagexec.ops.kernels.post_ops import PostOp
-from dagexec.ops.kernels.sharing import pieces_of_products
+from dagexec.ops.kernels.sharing import pieces_of_weights
 from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.platform.addresses import address_of
 from dagexec.platform.processor import core_cache, nearest_cache_ways
@@ -181,7 +181,7 @@ class _Product:
 
     def parts(self) -> list[tuple[range, range]]:
         """The panels and the rows of each piece: panels are shared, or rows where that divides the work better."""
-        pieces = pieces_of_products(self._rows * self._units * self._inner, self._lanes)
+        pieces = pieces_of_weights(self._rows, self._units * self._inner, self._lanes)
         panels = -(-self._units // self._width)
         blocks = -(-self._rows // self._block)
         if -(-panels // pieces) * blocks <= -(-blocks // pieces) * panels:

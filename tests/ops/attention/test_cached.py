@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import numpy.typing as npt
 import pytest
 
 from dagexec.core.caches import Caches
+from dagexec.core.operator import parts_of
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import has_engine
 from dagexec.core.workspace import Workspace
 from dagexec.errors import OperatorError, ShapeError
 from dagexec.scheduler.nets.simple import SimpleNet
+from tests.ops.pieces import cut_into, native_phases, run_rows, shuffled
 from tests.ops.running import operator_def
 
 Array = npt.NDArray[Any]
@@ -111,6 +114,32 @@ def test_a_prepared_step_serves_every_length_and_capacity(engine: str) -> None:
             results.append(case.workspace.fetch_blob("y"))
         np.testing.assert_array_equal(*results)
         np.testing.assert_allclose(results[0], case.expected(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.skipif("ONEDNN" not in ENGINES, reason="no oneDNN")
+@pytest.mark.parametrize("is_fed", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(1, 8, 8, 1, 32, 63, 128), (2, 4, 2, 9, 16, 5, 64), (1, 3, 1, 2, 12, 30, 40)], ids=str
+)
+def test_pieces_change_no_bytes_whoever_computes_them(sizes: tuple[int, ...], is_fed: bool) -> None:
+    results = []
+    for count in (1, 2, 3, 16):
+        case = Case(*sizes, bias=1)
+        if is_fed:
+            case.caches.fed = dict(zip("kv", case.past, strict=True))
+        with cut_into(count):
+            net = case.net("ONEDNN")
+            net.run()
+        results.append(case.workspace.fetch_blob("y").tobytes())
+        (step,) = net.prepared().steps
+        *_, heads = parts_of(step)
+        ((*pieces,),) = native_phases(heads)
+        assert len(pieces) == min(count - (count > 1) * count % 2, sizes[0] * sizes[1])
+        y = case.workspace.get_blob("y").tensor().array
+        y[:] = 0
+        run_rows(shuffled(pieces, Random(count)))
+        assert y.tobytes() == results[-1]
+    assert len(set(results)) == 1
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dagexec.core.native import phases_of
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.engines.onednn.panel_product import is_for_panels, pack_panels, product_step
 from tests.ops.onednn.engine import normal
@@ -58,6 +59,18 @@ def test_products_are_right_and_the_same_in_any_pieces(sizes: tuple[int, int, in
     np.testing.assert_allclose(computed(x, weights, bias, 2, addend), expected + addend, rtol=1e-5, atol=1e-6 * inner)
     for pieces in (2, 3, 16):
         assert computed(x, weights, bias, pieces).tobytes() == one.tobytes()
+
+
+def test_few_rows_are_cut_by_the_weights_that_they_wait_for() -> None:
+    onednn, weights = the_library(), normal(2, 512, 512)
+    counts = []
+    for rows in (1, 4, 64):
+        x, y = normal(1, rows, 512), np.empty((rows, 512), np.float32)
+        step = product_step(x, weights.reshape(-1), normal(3, 512), y, None, "product", onednn.isa.lanes)
+        assert step is not None
+        counts += [len(phase) for phase in phases_of(step) or ()]
+    assert counts[0] == counts[1] == 2
+    assert counts[2] > 2
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
