@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from dagexec.compiler.length_contents import MOST_ELEMENTS, Array, Domain, Sum, constant, contents_after
 from dagexec.core.arguments import shared
 from dagexec.core.dtypes import FLOAT32, INT64, from_numpy
-from dagexec.core.evaluation import evaluated
 from dagexec.core.inferred_types import output_types
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node, new_node
@@ -35,51 +33,14 @@ from dagexec.ops.families.attention.cached import CACHED_ATTENTION
 from dagexec.ops.families.attention.fused import FUSED_ATTENTION
 from dagexec.platform.records import dataclass
 
-Array = npt.NDArray[Any]
-
 CACHE, LENGTH = "session/cache", "session/length"
 """Inputs of the net: the number of the caches, and how many positions they hold."""
 
-_MOST_ELEMENTS = 1 << 17
-"""Of contents that are followed."""
-
 _PICKING = frozenset(("Gather", "GatherND"))
-_LINEAR = frozenset(("Add", "Sub", "Concat", "ExpandDims", "Squeeze", "Transpose", "Copy"))
-"""Operators of which outputs are sums as inputs are."""
-
-_LINEAR_IN_FIRST = frozenset(("Gather", "Slice", "Reshape", "Cast"))
-"""The same of input 0."""
 
 
 class NotSteppingError(Exception):
     """A net has no net of a step; the message says why."""
-
-
-@dataclass(frozen=True)
-class Sum:
-    """Numbers that follow from the length: base + slope * length."""
-
-    base: Array
-    slope: Array
-
-    @property
-    def is_constant(self) -> bool:
-        """They do not."""
-        return not self.slope.any()
-
-    def at(self, length: int) -> Array:
-        """Them for a length."""
-        result: Array = self.base + self.slope * length
-        return result
-
-
-def _are_equal(one: Sum, other: Sum) -> Sum | None:
-    """Whether sums are the same number; None where that is so at some lengths alone."""
-    base, slope = np.broadcast_arrays(one.base - other.base, one.slope - other.slope)
-    never = (base * slope >= 0) & (base != 0)
-    if not (never | ((base == 0) & (slope == 0))).all():
-        return None
-    return Sum(~never, np.zeros(never.shape, np.int64))
 
 
 @dataclass(frozen=True)
@@ -92,6 +53,7 @@ class Known:
         content: its elements, where they follow from the length alone, and are few.
         varies: it depends on the length.
         cached: the state, and the blob that is put behind it, whose Concat this is.
+        domain: what its elements may be, where that is told, and they are not followed.
     """
 
     type: TensorType
@@ -99,6 +61,7 @@ class Known:
     content: Sum | None = None
     varies: bool = False
     cached: tuple[str, str, tuple[int, ...]] | None = None
+    domain: Domain | None = None
 
 
 @dataclass(frozen=True)
@@ -157,8 +120,8 @@ class _Stepping:
         self._known: dict[str, Known] = {}
         for name, array in model.parameters.items():
             kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
-            few = array.dtype.kind in "iub" and array.size <= _MOST_ELEMENTS
-            content = Sum(np.asarray(array), np.zeros(array.shape, np.int64)) if few else None
+            few = array.size <= (MOST_ELEMENTS if array.dtype.kind in "iub" else 1)
+            content = constant(np.asarray(array)) if few else None
             self._known[name] = Known(kind, content=content)
         for name, kind in types.items():
             self._known[name] = Known(kind, growing.get(name), varies=name in growing)
@@ -202,12 +165,12 @@ class _Stepping:
             if name not in self._known:
                 raise NotSteppingError(f"{node.type}: nothing is known of {name!r}")
         inputs = [self._known[name] for name in node.input]
-        if any(one.cached for one in inputs):
+        if node.type in ("Shape", "Size") and inputs[0].grows:
+            self._measure(node, inputs[0])
+        elif any(one.cached for one in inputs):
             self._attend(node, inputs)
         elif node.type == "Concat" and node.input[0] in self._states and inputs[0].grows:
             self._append(node, inputs)
-        elif node.type in ("Shape", "Size") and inputs[0].grows:
-            self._measure(node, inputs[0])
         elif node.type == "Range" and any(one.varies for one in inputs):
             self._count(node, inputs)
         elif self._is_sized_by_length(node, inputs):
@@ -245,13 +208,17 @@ class _Stepping:
                     raise NotSteppingError(f"{node.type} joins what grows with what does not")
             else:
                 raise NotSteppingError(f"{node.type} reads {node.input[0]!r}, which grows")
-        contents = self._contents(node, inputs, types) or [None] * len(types)
+        contents = contents_after(node, [(one.type, one.content) for one in inputs], types)
         is_followed = not schema.effects and None not in contents
+        domain = None
         if not is_followed:
             self._put(node)
+            if rule_of(schema) in (elementwise, keeps_axes) and len(types) == 1:
+                domain = self._domain(node, inputs)
         varies = any(one.varies for one in inputs)
         for name, kind, content in zip(node.output, types, contents, strict=True):
-            self._learn(name, Known(kind, grows, content, varies and (content is None or not content.is_constant)))
+            varies_still = varies and (content is None or not content.is_constant)
+            self._learn(name, Known(kind, grows, content, varies_still, domain=domain))
             if is_followed:
                 self._unwritten.add(name)
 
@@ -329,8 +296,14 @@ class _Stepping:
     def _require_inside(self, node: Node, data: Known, indices: Known, axes: Sequence[int]) -> None:
         """Raise NotSteppingError unless all indices, with full caches, lead to elements that are in memory then."""
         sizes = np.array([data.type.shape[axis] for axis in axes])
-        content = indices.content
-        if content is None or not content.is_constant or ((content.base < -sizes) | (content.base >= sizes)).any():
+        content, domain = indices.content, indices.domain
+        if content is not None and content.is_constant:
+            inside = bool(((content.base >= -sizes) & (content.base < sizes)).all())
+        else:
+            inside = domain is not None and bool(
+                -sizes.min() <= domain.values.min() <= domain.values.max() < sizes.min()
+            )
+        if not inside:
             raise NotSteppingError(f"{node.type} picks of {node.input[0]!r} what may not be there")
 
     def _side_by_side(self, node: Node, inputs: Sequence[Known]) -> tuple[int, int]:
@@ -342,54 +315,27 @@ class _Stepping:
             raise NotSteppingError("Concat joins what grows with what does not")
         return common
 
-    def _contents(
-        self, node: Node, inputs: Sequence[Known], types: Sequence[TensorType]
-    ) -> Sequence[Sum | None] | None:
-        """The outputs' elements, where they follow from the length alone."""
-        schema = schema_of(node.type)
-        if any(kind.elements > _MOST_ELEMENTS or kind.meta.numpy.kind not in "iub" for kind in types):
-            return None
-        if schema.from_types is not None:
-            call = OperatorCall(node, node.arguments(node.type), (inputs[0].type,), (None,), node.type)
-            return [Sum(array, np.zeros(array.shape, np.int64)) for array in map(np.asarray, schema.from_types(call))]
-        sums = [one.content for one in inputs]
-        if any(one is None for one in sums) or schema.effects:
-            return None
-        known = [one for one in sums if one is not None]
-        varying = [one for one in known if not one.is_constant]
-        bases = [one.base for one in known]
-        if not varying:
-            return [Sum(base, np.zeros(base.shape, np.int64)) for base in self._evaluated(node, bases)]
-        if node.type == "EQ":
-            return [_are_equal(*known)]
-        if node.type == "Where" and known[0].is_constant:
-            _, one, other = known
-            return [Sum(np.where(bases[0], one.base, other.base), np.where(bases[0], one.slope, other.slope))]
-        if node.type in _LINEAR:
-            slopes = [one.slope for one in known]
-        elif len(varying) == 1 and (node.type == "Mul" or (node.type in _LINEAR_IN_FIRST and varying[0] is known[0])):
-            slopes = [one.base if one.is_constant else one.slope for one in known]
-        else:
-            return [None] * len(types)
-        if types[0].meta is not INT64:
-            return [None] * len(types)
-        return [Sum(*pair) for pair in zip(self._evaluated(node, bases), self._evaluated(node, slopes), strict=True)]
-
-    @staticmethod
-    def _evaluated(node: Node, arrays: Iterable[Array]) -> list[Array]:
-        names = [f"in{index}" for index in range(len(node.input))]
-        outputs = [f"out{index}" for index in range(len(node.output))]
-        try:
-            return evaluated(Node(node.type, names, outputs, node.values), dict(zip(names, arrays, strict=True)))
-        except Exception as error:  # whatever an operator raises
-            raise NotSteppingError(f"{node.type}: {error}") from None
+    def _domain(self, node: Node, inputs: Sequence[Known]) -> Domain | None:
+        """What the elements may be that an element-wise operator makes."""
+        given: list[Domain | Array] = []
+        for one in inputs:
+            content, domain = one.content, one.domain
+            if content is not None and not content.is_constant:
+                domain = Domain.all(content, self._length)
+            elif content is not None and content.base.size and (content.base == content.base.flat[0]).all():
+                given.append(content.base)
+                continue
+            if domain is None:
+                return None
+            given.append(domain)
+        return Domain.after(node, given)
 
     def _constant(self, array: Array) -> str:
         """A parameter of the net."""
         name = f"session/{next(self._numbers)}"
         self._constants[name] = array
         kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
-        self._known[name] = Known(kind, content=Sum(array, np.zeros(array.shape, np.int64)))
+        self._known[name] = Known(kind, content=constant(array))
         return name
 
     def _write(self, name: str) -> None:
@@ -456,7 +402,7 @@ class _Stepping:
             length: self._types(
                 node,
                 [self._shaped(one, length) for one in inputs],
-                [None if one is None else Sum(one.at(length), one.slope * 0) for one in (i.content for i in inputs)],
+                [None if one is None else constant(one.at(length)) for one in (i.content for i in inputs)],
             )[0]
             for length in (self._length, self._length + 1)
         }
@@ -477,9 +423,10 @@ class _Stepping:
             assert content is not None
             names[index] = self._constant(content.at(self._length))
         made = Node(node.type, names, node.output, node.values, name=node.name, engine=node.engine)
-        contents = self._contents(made, [self._known[name] for name in names], [full])
-        if contents is not None and contents[0] is not None:
-            self._learn(node.output[0], Known(full, grows, contents[0], not contents[0].is_constant))
+        known = [self._known[name] for name in names]
+        (content,) = contents_after(made, [(one.type, one.content) for one in known], [full])
+        if content is not None:
+            self._learn(node.output[0], Known(full, grows, content, not content.is_constant))
             self._unwritten.add(node.output[0])
         else:
             self._put(made)

@@ -98,6 +98,32 @@ def test_masks_are_made_for_full_caches() -> None:
     assert columns.tolist() == list(range(FULL + 1))
 
 
+BUCKETS = [
+    *ATTENTION[:2],
+    new_node("Shape", ["k2"], ["sizes2"]),
+    new_node("Gather", ["sizes2", "two"], ["total"]),
+    *LENGTH_OF_CACHE[:2],
+    new_node("Range", ["zero", "total", "one"], ["columns"]),
+    new_node("Sub", ["past", "columns"], ["distance"]),
+    new_node("Max", ["distance", "zero"], ["back"]),
+    new_node("Cast", ["back"], ["x"], to=FLOAT32.number),
+    new_node("Log", ["x"], ["log"]),
+    new_node("Cast", ["log"], ["far"], to=INT64.number),
+    new_node("LT", ["back", "two"], ["is_near"]),
+    new_node("Where", ["is_near", "back", "far"], ["bucket"]),
+    new_node("Gather", ["table", "bucket"], ["bias"]),
+    MASKED[2],
+]
+"""Distances in buckets that grow with their logarithm, as T5's."""
+
+
+def test_what_each_distance_picks_of_a_table_is_told() -> None:
+    made = stepping(BUCKETS, table=np.zeros(5, np.float32), **NUMBERS)
+    assert made.model.program.op[-1].type == "CachedAttention"
+    with pytest.raises(NotSteppingError, match="Gather picks of 'table' what may not be there"):
+        stepping(BUCKETS, table=np.zeros(4, np.float32), **NUMBERS)  # log 64 is 4.2
+
+
 @pytest.mark.parametrize(
     ("nodes", "outputs", "why"),
     [
