@@ -1,7 +1,8 @@
 """Caches: the keys and values of a decoder's attention, which stay where they are while positions are put behind them.
 
 A session (`dagexec.executor.session`) holds one and lets nets of its executor reach it by a number, as a net is fed
-arrays alone. Numbers are drawn at random: a net that was not given one finds nothing.
+arrays alone. Numbers are drawn at random: a net that was not given one finds nothing. A run that its session has given
+up may still be computed, beside others: caches are renewed then, and no run of an older number writes to them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.errors import MissingBlobError
+from dagexec.errors import MissingBlobError, ShapeError
 from dagexec.platform.host_memory import check_fits
 from dagexec.platform.threads import threads
 
@@ -24,12 +25,17 @@ _LINE = 16
 """Elements of a cache line, by which rows of keys are longer than they need be: as many bytes as a power of two apart
 they would contend for few places of the first cache."""
 
+_BITS = 44
+"""Of a number, those that are drawn. How often caches were renewed is in the others."""
+
+_MOST_RENEWALS = 1 << 18
+
 
 class Caches:
     """Of one session.
 
     Attributes:
-        number: by which `caches_of` finds it.
+        number: by which `caches_of` finds it, never 0.
         keys: by layer, float32 [batch, heads, elements, capacity]: positions are next to each other.
         values: by layer, float32 [batch, heads, capacity, elements].
         capacity: how many positions there is room for.
@@ -39,7 +45,7 @@ class Caches:
 
     def __init__(self, fed: Mapping[str, Array] | None = None) -> None:
         self.fed = fed
-        self.number = secrets.randbits(62)
+        self.number = secrets.randbits(_BITS) | 1
         self.keys: dict[str, Array] = {}
         self.values: dict[str, Array] = {}
         self.capacity = 0
@@ -47,23 +53,50 @@ class Caches:
         self._lock = threads().lock()
         _all[self.number] = self
 
-    def appended(self, keys: str, values: str, new: tuple[Array, Array], start: int) -> tuple[Array, Array] | None:
-        """Keys and values with new positions behind the `start` that there are; None where these do not fit."""
-        stop = start + new[0].shape[2]
-        if self.fed is not None:
-            for made, layer, array in ((self.keys, keys, new[0]), (self.values, values, new[1])):
-                past = self.fed[layer]
-                if past.shape[:2] != array.shape[:2] or past.shape[2:] != (start, array.shape[3]):
-                    return None
-                made[layer] = np.empty((*array.shape[:2], stop, array.shape[3]), np.float32)
-                np.concatenate((past, array), 2, out=made[layer])
-            return self.keys[keys].swapaxes(2, 3), self.values[values]
-        own_keys, own_values = self.keys[keys], self.values[values]
-        if not 0 <= start <= stop <= self.capacity or own_keys.shape[:3] != (*new[0].shape[:2], new[0].shape[3]):
+    def renew(self) -> None:
+        """A run was given up: it does not write here from now on, even where it is still being computed."""
+        with self._lock:
+            renewals = (self.number >> _BITS) + 1
+            self.number = self.number % (1 << _BITS) + (renewals % _MOST_RENEWALS << _BITS)
+
+    def appended(
+        self, number: int, layer: tuple[str, str], new: tuple[Array, Array], start: int, label: str
+    ) -> tuple[Array, Array] | None:
+        """Keys and values of a layer with new positions behind the `start` that there are.
+
+        None, and nothing is written, where `number` is not that of now. Raises ShapeError, naming the operator `label`,
+        where the new ones do not fit.
+        """
+        with self._lock:
+            if number != self.number:
+                return None
+            added = self._added_to_fed if self.fed is not None else self._added
+            arrays = added(layer, new, start, start + new[0].shape[2])
+        if arrays is None:
+            raise ShapeError(f"{label}: {new[0].shape[2]} positions behind {start} do not fit into the cache")
+        return arrays
+
+    def _added_to_fed(
+        self, layer: tuple[str, str], new: tuple[Array, Array], start: int, stop: int
+    ) -> tuple[Array, Array] | None:
+        assert self.fed is not None
+        for made, name, array in zip((self.keys, self.values), layer, new, strict=True):
+            past = self.fed[name]
+            if past.shape[:2] != array.shape[:2] or past.shape[2:] != (start, array.shape[3]):
+                return None
+            made[name] = np.empty((*array.shape[:2], stop, array.shape[3]), np.float32)
+            np.concatenate((past, array), 2, out=made[name])
+        return self.keys[layer[0]].swapaxes(2, 3), self.values[layer[1]]
+
+    def _added(
+        self, layer: tuple[str, str], new: tuple[Array, Array], start: int, stop: int
+    ) -> tuple[Array, Array] | None:
+        keys, values = self.keys[layer[0]], self.values[layer[1]]
+        if not 0 <= start <= stop <= self.capacity or keys.shape[:3] != (*new[0].shape[:2], new[0].shape[3]):
             return None
-        own_keys[..., start:stop] = new[0].swapaxes(2, 3)
-        own_values[:, :, start:stop] = new[1]
-        return own_keys, own_values
+        keys[..., start:stop] = new[0].swapaxes(2, 3)
+        values[:, :, start:stop] = new[1]
+        return keys, values
 
     @property
     def is_shared(self) -> bool:
@@ -112,8 +145,8 @@ _all: WeakValueDictionary[int, Caches] = WeakValueDictionary()
 
 
 def caches_of(number: int, label: str) -> Caches:
-    """The caches with this number. Raises MissingBlobError, naming the operator `label`, when there are none."""
-    found = _all.get(number)
-    if found is None:
+    """The caches with this number, or that had it. Raises MissingBlobError, naming the operator `label`."""
+    caches = _all.get(number % (1 << _BITS))
+    if caches is None:
         raise MissingBlobError(f"{label}: there are no caches with this number; only sessions have some")
-    return found
+    return caches

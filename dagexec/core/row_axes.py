@@ -146,7 +146,7 @@ class RowFollower:
                 if not all(map(_is_known, outputs)):
                     raise
                 counted = True  # it follows from the number of examples alone: the numbers of the rows, say
-        if schema.effects or not (schema.reproducible or schema.is_view(definition)):
+        if (schema.effects and schema.rows is None) or not (schema.reproducible or schema.is_view(definition)):
             raise RowsError(f"{label}: does not give the same in every run, so rows depend on their batch")
         picks = is_asked or schema.from_types is not None or (schema.moves_elements and schema.formula is None)
         for name, made, own in zip(definition.output, outputs, found, strict=True):

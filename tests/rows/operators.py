@@ -6,6 +6,7 @@ computes a batch of some size in another order than a single row.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from dagexec import NetDef, OperatorDef, op
+from dagexec.core.caches import Caches
 from dagexec.core.python_step import PythonStep
 from dagexec.core.registry import schema_of
 from tests.ops import formulas
@@ -331,8 +333,22 @@ def attention() -> Iterator[Case]:
     yield case("Attention", q, q, q, constant(16, 18), batch(4, 2, 32), batch(4, 2, 32), outputs=3, mask=1, cache=1)
     yield case("Attention", q, q, q, batch(draw=integers(1, 17)), lengths=1)
     yield case("FusedAttention", q, q, q, batch(1, 16, 16), bias=1)
+    new, numbers = batch(4, 1, 32), (batch(draw=cache_numbers), batch(draw=integers(0, 21)))
+    yield case("CachedAttention", new, new, new, *numbers, batch(1, 1, 64), bias=1, keys="k", values="v")
     lying, order = batch(16, 4, 32), [0, 2, 1, 3]
     yield case("FusedAttention", lying, lying, lying, q_axes=order, k_axes=order, v_axes=order, y_axes=order)
+
+
+_caches: deque[Caches] = deque(maxlen=32)
+"""Those that are still read."""
+
+
+def cache_numbers(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """A cache of 20 positions."""
+    _caches.append(Caches())
+    keys, values = (random.standard_normal((1, 4, 20, 32), np.float32) for _ in range(2))
+    _caches[-1].take({"k": keys}, {"v": values}, 20, 64)
+    return np.full(shape, _caches[-1].number)
 
 
 def images_in_parts() -> Iterator[Case]:

@@ -149,7 +149,11 @@ class Session(ModelRunner):
     def _run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
         with self._alone():
             run = self._next(feeds, call)
-            return self._advanced(run, run.executor._run(run.fed, run.call))
+            try:
+                return self._advanced(run, run.executor._run(run.fed, run.call))
+            except BaseException:
+                run.states.renew()
+                raise
 
     async def _run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
         with self._alone():
@@ -157,7 +161,11 @@ class Session(ModelRunner):
                 run = await on_a_thread(f"dagexec-{self.model.name}-session", partial(self._next, feeds, call))
             else:
                 run = self._next(feeds, call)
-            return self._advanced(run, await run.executor._run_async(run.fed, run.call))
+            try:
+                return self._advanced(run, await run.executor._run_async(run.fed, run.call))
+            except BaseException:
+                run.states.renew()
+                raise
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

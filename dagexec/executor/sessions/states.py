@@ -36,6 +36,11 @@ class States:
             self.caches.share()
         return States(self.arrays, self.caches, self._layers)
 
+    def renew(self) -> None:
+        """A run was given up, and writes to caches no more."""
+        if self.caches is not None:
+            self.caches.renew()
+
     def leave(self) -> None:
         """The session lets go of its caches."""
         if self.caches is not None:

@@ -1,4 +1,4 @@
-"""Attention over a session's cache by kernels of our own: tables of calls, in which a length is a few numbers.
+"""Attention over sessions' caches by kernels of our own: tables of calls, in which a length is a few numbers.
 
 The kernels are those of `attention`. Keys lie in the cache with positions next to each other, so they need not be
 transposed. What depends on the length are the panels of scores, the softmax's vectors and the last products' inner
@@ -8,10 +8,10 @@ axis: numbers that the tables lead to, which are renewed when a run comes with a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,11 +68,10 @@ class CachedAttention(OneDNNOperator, cached.CachedAttention):
             raise UnsupportedFeatureError(f"{self.label}: a mask has a column for each position")
         append, heads = self.appending(sizes), _CachedHeads(self, sizes, q, result, mask, bias)
 
-        def open_cache() -> None:
-            _, keys, values, length = append()
-            heads.open(keys, values, length)
+        def open_caches() -> None:
+            heads.open(append())
 
-        return in_sequence([*before, open_cache, NativeStep((heads.pieces(),)), *after])
+        return in_sequence([*before, open_caches, NativeStep((heads.pieces(),)), heads.close, *after])
 
     def _packed(self, array: Array, before: list[Step]) -> Array:
         packed = np.empty(array.shape, array.dtype)
@@ -82,7 +81,7 @@ class CachedAttention(OneDNNOperator, cached.CachedAttention):
 
 @dataclass(frozen=True)
 class _Geometry:
-    """What the calls of a head follow from, beside the length; `*_row` are bytes from row to row."""
+    """What the calls of a head follow from, beside its cache; `*_row` are bytes from row to row."""
 
     queries: int
     width: int
@@ -93,12 +92,28 @@ class _Geometry:
     hidden: float
     q_row: int
     y_row: int
-    key_row: int
-    score_row: int
-    fed_row: int
     bias_row: int
     mask_row: int
 
+
+class _Cache(NamedTuple):
+    """What calls follow from of a cache.
+
+    Attributes:
+        length: how many positions there are; 0 without one.
+        key_row: bytes from row to row of keys as kernels read them.
+        fed_row: the same where keys lie that are transposed for each head; 0 where they need not be.
+    """
+
+    length: int
+    key_row: int
+    fed_row: int
+
+
+_Opened = tuple[Array, Array, int]
+"""Keys, values and how many positions there are."""
+
+_NO_CACHE = _Cache(0, 0, 0)
 
 _NOTHING, _Q, _K, _V, _Y, _SCORES, _BIAS, _MASK, _FED = range(9)
 """Where arrays of a head begin: the rows of `_CachedHeads._bases`."""
@@ -111,10 +126,10 @@ _PLACES = np.array([bases for bases, count in _SECTIONS for _ in range(count)])
 
 
 class _CachedHeads:
-    """The calls that compute all heads of rows with one cache.
+    """The calls that compute all heads.
 
     A head is the same calls at every length, by way of `kernels.by_fields`: what depends on the length is in fields,
-    which all heads share.
+    which all heads of a session share.
     """
 
     def __init__(
@@ -122,8 +137,8 @@ class _CachedHeads:
     ) -> None:
         """Q and Y are [batch, heads, queries, elements]."""
         arguments, machine, width = owner.arguments, owner.onednn.machine, sizes.value_width
-        self._label, self._sizes, self._kept = owner.label, sizes, (q, y, mask, bias)
-        heads = q.shape[0] * q.shape[1]
+        self._label, self._sizes, self._y, self._kept = owner.label, sizes, y, (q, mask, bias)
+        heads = sizes.batch * sizes.heads
         self._bases = np.zeros((9, heads), np.uint64)
         self._bases[_Q], self._bases[_Y] = _heads_of(q), _heads_of(y)
         rows = [0, 0]
@@ -135,66 +150,80 @@ class _CachedHeads:
             sizes.queries, sizes.width, width,
             machine.lanes if width % machine.lanes == 0 or width > 2 * machine.lanes else AVX2,
             (bias is not None, mask is not None, arguments.bool("nan_to_zero")),
-            arguments.float("scale", 1.0), arguments.float("hidden", -math.inf),
-            q.strides[2], y.strides[2], 0, 0, 0, *rows,
+            arguments.float("scale", 1.0), arguments.float("hidden", -math.inf), q.strides[2], y.strides[2], *rows,
         )  # fmt: skip
-        self._keys: Array | None = None
-        self._length = 0
-        self._calls = _Calls(np.array([_idle()] * len(_PLACES)), ())
+        self._opened: Sequence[_Opened | None] = ()
+        self._places: list[tuple[int, ...]] = []
+        self._calls = _calls_of_all(self._geometry, (_NO_CACHE,) * sizes.sessions)
         self._fields = self._calls.fields.copy()
         self._table = np.zeros((heads, len(_PLACES), 6), np.uint64)
         self._table[..., 0] = kernels.by_fields() or 0
-        self._table[..., 4] = address_of(self._fields) + self._fields.strides[0] * np.arange(len(_PLACES))
+        calls = np.arange(self._fields.shape[0] * len(_PLACES)).reshape(-1, 1, len(_PLACES))
+        own_fields = address_of(self._fields) + self._fields.strides[1] * calls
+        self._table[..., 4] = np.repeat(own_fields, sizes.rows * sizes.heads, 1).reshape(heads, -1)
         self._table[..., 5] = ALL_BITS
         read = heads * _POSITIONS * (sizes.width + width) * _FLOAT
         self._parts = shares(heads, pieces_of_bytes(read, MOST_OF_ONE))
+        self._scratch = np.empty((len(self._parts), 0), np.float32)
 
     def pieces(self) -> tuple[Piece, ...]:
         """Some heads each, once `open` has been called."""
         tables = [self._table[part.start : part.stop].reshape(-1, 6) for part in self._parts]
         return tuple(table_piece(table, self, self._label) for table in tables)
 
-    def open(self, keys: Array, values: Array, length: int) -> None:
-        """Have the calls read so many positions of these."""
-        if keys.strides[3] != _FLOAT:
-            self._open_transposed(keys, values, length)
-        elif keys is not self._keys:
-            row = keys.strides[2]
-            self._take_scratch(row // _FLOAT, 0)
-            self._geometry = replace(self._geometry, key_row=row, score_row=row, fed_row=0)
-            self._read(keys, _K, values)
-            self._keys = keys
-        elif length == self._length:
-            return
-        self._calls = _calls_of(self._geometry, length)
+    def open(self, opened: Sequence[_Opened | None]) -> None:
+        """Have the calls read these, of each session; rows of none become zeros. They are there until `close`."""
+        self._opened = opened
+        caches = tuple(map(_cache, opened))
+        self._calls = _calls_of_all(self._geometry, caches)
         self._fields[:] = self._calls.fields
-        self._length = length
+        if _NO_CACHE in caches:
+            self._y[np.repeat([one is None for one in opened], self._sizes.rows)] = 0
+        places = [_places(one, cache) for one, cache in zip(opened, caches, strict=True)]
+        if places != self._places:
+            self._find(places, caches)
+            self._places = places
 
-    def _open_transposed(self, keys: Array, values: Array, length: int) -> None:
-        """Keys with elements next to each other, which are transposed for each head."""
-        columns = max(_LEAST_COLUMNS, 1 << (length - 1).bit_length()) + _LINE
-        if self._geometry.key_row != columns * _FLOAT or self._keys is not None:
-            self._take_scratch(columns, self._sizes.width)
-            self._keys = None
-        row = columns * _FLOAT
-        self._geometry = replace(self._geometry, key_row=row, score_row=row, fed_row=keys.strides[3])
-        self._read(keys, _FED, values)
+    def close(self) -> None:
+        """A session may let go of its cache."""
+        self._opened = ()
 
-    def _take_scratch(self, columns: int, key_rows: int) -> None:
-        """Memory of each piece for scores, and for keys that it transposes."""
-        queries = self._sizes.queries
-        self._scratch = np.empty((len(self._parts), queries + key_rows, columns), np.float32)
+    def _find(self, places: Sequence[tuple[int, ...]], caches: Sequence[_Cache]) -> None:
+        """Have the calls read keys and values where they are, and have memory for the scores of each piece."""
+        sizes, bases = self._sizes, self._bases
+        needed = max((sizes.queries + sizes.width * (one.fed_row > 0)) * one.key_row for one in caches)
+        if self._scratch[0].nbytes < needed:
+            self._scratch = np.empty((len(self._parts), needed // _FLOAT), np.float32)
+        rows, heads = np.arange(sizes.rows)[:, None], np.arange(sizes.heads) // (sizes.heads // sizes.key_heads)
+        first, by_row, by_head = np.array(places)[:, :6].reshape(-1, 2, 3, 1, 1).transpose(2, 1, 0, 3, 4)
+        keys, bases[_V] = (first + by_row * rows + by_head * heads).reshape(2, -1)
+        bases[_K] = bases[_FED] = keys
         for part, memory in zip(self._parts, self._scratch, strict=True):
-            heads = slice(part.start, part.stop)
-            self._bases[_SCORES, heads] = address_of(memory)
-            if key_rows:
-                self._bases[_K, heads] = address_of(memory[queries:])
+            bases[_SCORES, part.start : part.stop] = address_of(memory)
+        is_fed = np.repeat([one.fed_row > 0 for one in caches], sizes.rows * sizes.heads)
+        if is_fed.any():
+            after_scores = np.repeat([one.key_row * sizes.queries for one in caches], sizes.rows * sizes.heads)
+            bases[_K, is_fed] = bases[_SCORES, is_fed] + after_scores[is_fed].astype(np.uint64)
+        self._table[..., 1:4] = bases[_PLACES].transpose(2, 0, 1)
 
-    def _read(self, keys: Array, base: int, values: Array) -> None:
-        """Have the calls read these."""
-        for place, array in ((base, keys), (_V, values)):
-            self._bases[place] = np.repeat(_heads_of(array), self._sizes.heads // self._sizes.key_heads)
-        self._table[..., 1:4] = self._bases[_PLACES].transpose(2, 0, 1)
+
+def _cache(opened: _Opened | None) -> _Cache:
+    if opened is None:
+        return _NO_CACHE
+    keys, _, length = opened
+    if keys.strides[3] == _FLOAT:
+        return _Cache(length, keys.strides[2], 0)
+    columns = max(_LEAST_COLUMNS, 1 << (length - 1).bit_length()) + _LINE  # elements are next to each other
+    return _Cache(length, columns * _FLOAT, keys.strides[3])
+
+
+def _places(opened: _Opened | None, cache: _Cache) -> tuple[int, ...]:
+    """Where keys and values begin, and how far it is from row to row and from head to head; memory for keys."""
+    if opened is None:
+        return (0,) * 7
+    keys, values, _ = opened
+    transposed = cache.key_row if cache.fed_row else 0
+    return address_of(keys), *keys.strides[:2], address_of(values), *values.strides[:2], transposed
 
 
 def _heads_of(array: Array) -> Array:
@@ -210,7 +239,7 @@ _Call = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _Calls:
-    """The calls of a head for one length.
+    """The calls of a head, or of one of each session.
 
     Attributes:
         fields: of each.
@@ -226,29 +255,39 @@ def _idle() -> _Call:
     return (0,) * kernels.KERNEL + (kernels.nothing() or 0, 0, 0, 0)
 
 
+@lru_cache(maxsize=16)
+def _calls_of_all(geometry: _Geometry, caches: tuple[_Cache, ...]) -> _Calls:
+    """The calls of a head of each session, which all layers of a step have in common."""
+    calls = [_calls_of(geometry, cache) for cache in caches]
+    return _Calls(np.stack([one.fields for one in calls]), calls)
+
+
 @lru_cache(maxsize=4096)
-def _calls_of(geometry: _Geometry, length: int) -> _Calls:
-    """The calls that a head of this geometry is, with so many positions in the cache."""
-    g, lanes = geometry, geometry.lanes
+def _calls_of(geometry: _Geometry, cache: _Cache) -> _Calls:
+    """The calls that a head of this geometry is, with this cache."""
+    if not cache.length:
+        return _Calls(np.array([_idle()] * len(_PLACES)), None)
+    g, (length, key_row, fed_row) = geometry, cache
     numbers = kernels.tail_numbers(length, g.scale, g.hidden)
     sections = (
-        _transposed(g, length) if g.fed_row else [],
-        _multiplied(g, g.q_row, g.key_row, g.score_row, g.width, -(-length // lanes) * lanes),
-        [_weighted(g, length, address_of(numbers))],
-        _multiplied(g, g.score_row, g.value_width * _FLOAT, g.y_row, length, g.value_width),
+        _transposed(g, cache) if fed_row else [],
+        _multiplied(g, g.q_row, key_row, key_row, g.width, -(-length // g.lanes) * g.lanes),
+        [_weighted(g, cache, address_of(numbers))],
+        _multiplied(g, key_row, g.value_width * _FLOAT, g.y_row, length, g.value_width),
     )
     calls = [[*own, *[_idle()] * (most - len(own))] for own, (_, most) in zip(sections, _SECTIONS, strict=True)]
     return _Calls(np.array([call for own in calls for call in own], np.int64), numbers)
 
 
-def _transposed(g: _Geometry, length: int) -> list[_Call]:
+def _transposed(g: _Geometry, cache: _Cache) -> list[_Call]:
+    length, key_row, fed_row = cache
     kernel = kernels.transpose_kernel() or 0
     parts = [(0, length // GROUP), *([(length - GROUP, 1)] if length % GROUP else [])]
     tiles = [(0, g.width // GROUP), *([(g.width - GROUP, 1)] if g.width % GROUP else [])]
     return [
         (
-            bands, count, g.fed_row, GROUP * g.fed_row, g.key_row, *(0,) * 6,
-            kernel, start * g.fed_row + first * _FLOAT, first * g.key_row + start * _FLOAT, 0,
+            bands, count, fed_row, GROUP * fed_row, key_row, *(0,) * 6,
+            kernel, start * fed_row + first * _FLOAT, first * key_row + start * _FLOAT, 0,
         )
         for (start, bands), (first, count) in product(parts, tiles)
         if bands and count
@@ -272,11 +311,11 @@ def _multiplied(g: _Geometry, x_row: int, w_row: int, y_row: int, inner: int, co
     return calls
 
 
-def _weighted(g: _Geometry, length: int, numbers: int) -> _Call:
-    vectors, tail = divmod(length, GROUP)
+def _weighted(g: _Geometry, cache: _Cache, numbers: int) -> _Call:
+    vectors, tail = divmod(cache.length, GROUP)
     kernel = kernels.softmax_kernel(vectors >= 4, vectors % 4, tail > 0, *g.options) or 0
     main = vectors // 4 * 4 * GROUP * _FLOAT
-    return (g.queries, g.score_row, main, g.bias_row, g.mask_row, numbers, *(0,) * 5, kernel, 0, 0, 0)
+    return (g.queries, cache.key_row, main, g.bias_row, g.mask_row, numbers, *(0,) * 5, kernel, 0, 0, 0)
 
 
 def _panels(columns: int, most: int, lanes: int) -> Iterator[tuple[int, int, int]]:

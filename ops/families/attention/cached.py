@@ -2,29 +2,32 @@
 
 What passes make of a Concat of past and new keys, one of values, and the FusedAttention that reads both. How many
 positions the cache holds is an input, a number that a run reads: the sizes of all tensors are the same at every length.
+Rows of a batch may belong to several sessions, each with a cache and a length of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dagexec.core.caches import Caches, caches_of
+from dagexec.core.caches import caches_of
 from dagexec.core.dtypes import BOOL, FLOAT32, INT64
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import new_operator
+from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import Cost, OperatorCall, TensorType
-from dagexec.errors import ArgumentError, ShapeError
+from dagexec.core.traits import Rows
+from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array
 from dagexec.platform.records import dataclass
 
 CACHED_ATTENTION = "CachedAttention"
 OPERANDS = ("q_axes", "k_axes", "v_axes")
 CACHE, LENGTH, MASK = 3, 4, 5  # inputs
+_RANK = 4
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class CachedSizes:
 
     Attributes:
         batch, heads, key_heads, queries, width, value_width: of Q, K and V, which have as many positions.
+        sessions: how many share the batch.
         axes: of Q, K and V: which axis is the batch, the heads, the positions, the elements.
         y_axes: which of batch, heads, queries and elements is each axis of Y.
         mask, bias: numbers of inputs; None where absent.
@@ -44,6 +48,7 @@ class CachedSizes:
     queries: int
     width: int
     value_width: int
+    sessions: int
     axes: tuple[tuple[int, ...], ...]
     y_axes: tuple[int, ...]
     mask: int | None
@@ -52,6 +57,11 @@ class CachedSizes:
     def by_head(self, array: Array, operand: int) -> Array:
         """Q, K or V (0, 1, 2) as batch, heads, positions, elements: a view."""
         return array.transpose(self.axes[operand])
+
+    @property
+    def rows(self) -> int:
+        """Of the batch, those of each session."""
+        return self.batch // self.sessions
 
     @property
     def y_by_head(self) -> tuple[int, ...]:
@@ -80,9 +90,12 @@ def read_cached_attention(call: OperatorCall) -> CachedSizes:
         raise call.fail(f"queries, keys and values do not fit each other: {shapes}")
     if not key_heads or heads % key_heads:
         raise call.fail(f"{heads} heads of queries cannot share {key_heads} of keys")
+    sessions = max(1, math.prod(call.inputs[CACHE].shape))
+    if batch % sessions:
+        raise call.fail(f"{sessions} sessions cannot share a batch of {batch}")
     mask, bias = MASK if with_mask else None, MASK + with_mask if with_bias else None
     return CachedSizes(
-        batch, heads, key_heads, queries, width, value_width, axes, _axes(call, "y_axes"), mask, bias
+        batch, heads, key_heads, queries, width, value_width, sessions, axes, _axes(call, "y_axes"), mask, bias
     )  # fmt: skip
 
 
@@ -93,7 +106,7 @@ def infer_cached_attention(call: OperatorCall) -> list[TensorType]:
         call.require_types(index, FLOAT32)
     for index in (CACHE, LENGTH):
         call.require_types(index, INT64)
-        call.require_shape(index, (1,), "one number")
+        call.require_shape(index, (sizes.sessions,), "a number for each session")
     for place, meta in ((sizes.mask, BOOL), (sizes.bias, FLOAT32)):
         if place is None:
             continue
@@ -106,6 +119,20 @@ def infer_cached_attention(call: OperatorCall) -> list[TensorType]:
         raise ArgumentError(f"{call.label}: argument 'scale' must be finite")
     y = (sizes.batch, sizes.heads, sizes.queries, sizes.value_width)
     return [TensorType(tuple(y[axis] for axis in sizes.y_axes), FLOAT32)]
+
+
+def _rows(asked: RowsCall) -> list[Rows | None]:
+    """Each row is of a session of its own."""
+    sizes = read_cached_attention(asked.call)
+    asked.require_uncounted()
+    axes = {index: order[0] for index, order in enumerate(sizes.axes)} | {CACHE: 0, LENGTH: 0}
+    for index in (sizes.mask, sizes.bias):
+        if index is not None and asked.rows[index] is not None:
+            axes[index] = asked.rank(index) - _RANK
+    for index, axis in axes.items():
+        if asked.rows[index] != Rows(axis):
+            raise asked.refuse(f"input {asked.call.definition.input[index]!r} has no rows along axis {axis}")
+    return asked.all_outputs(Rows(sizes.y_axes.index(0)))
 
 
 def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
@@ -126,8 +153,9 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
         "Q",
         "K of the positions of Q, with as many heads or a divisor of them",
         "V",
-        "cache: the number of the session's caches",
-        "length: how many positions it holds",
+        "cache: the number of the session's caches, or that of each of several, with as many rows of the batch; 0 for "
+        "rows of none, which become zeros",
+        "length: how many positions each holds",
         "mask, with mask=1: bool, broadcast to batch x heads x queries x capacity",
         "bias, with bias=1: likewise, added",
     ),
@@ -149,6 +177,7 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     },
     required_args=("keys", "values"),
     cost=_cost,
+    rows=_rows,
     effects=True,
 )
 class CachedAttention(Operator):
@@ -165,45 +194,56 @@ class CachedAttention(Operator):
         hidden, nan_to_zero = np.float32(arguments.float("hidden", -math.inf)), arguments.bool("nan_to_zero")
         q = sizes.by_head(self.x(0), 0).reshape(sizes.batch, sizes.key_heads, -1, sizes.queries, sizes.width)
         mask, bias = (None if index is None else self.x(index) for index in (sizes.mask, sizes.bias))
-        appended = self.appending(sizes)
+        append, rows = self.appending(sizes), sizes.rows
 
         def step() -> None:
-            _, keys, values, length = appended()
-            scores = (q * scale) @ keys[:, :, None, :, :length]
-            flat = scores.reshape(sizes.batch, sizes.heads, sizes.queries, length)
-            if mask is not None:
-                flat[np.broadcast_to(_until(mask, length) != shown, flat.shape)] = hidden
-            if bias is not None:
-                flat += _until(bias, length)
-            flat -= flat.max(-1, keepdims=True)
-            np.exp(flat, out=flat)
-            flat /= flat.sum(-1, keepdims=True)
-            if nan_to_zero:
-                flat[np.isnan(flat)] = 0
-            y[...] = (scores @ values[:, :, None, :length]).reshape(y.shape)
+            for place, caches in enumerate(append()):
+                own = slice(place * rows, (place + 1) * rows)
+                if caches is None:
+                    y[own] = 0
+                    continue
+                keys, values, length = caches
+                scores = (q[own] * scale) @ keys[:, :, None, :, :length]
+                flat = scores.reshape(rows, sizes.heads, sizes.queries, length)
+                if mask is not None:
+                    flat[np.broadcast_to(_until(mask, own, length) != shown, flat.shape)] = hidden
+                if bias is not None:
+                    flat += _until(bias, own, length)
+                flat -= flat.max(-1, keepdims=True)
+                np.exp(flat, out=flat)
+                flat /= flat.sum(-1, keepdims=True)
+                if nan_to_zero:
+                    flat[np.isnan(flat)] = 0
+                y[own] = (scores @ values[:, :, None, :length]).reshape(y[own].shape)
 
         return step
 
-    def appending(self, sizes: CachedSizes) -> Any:
-        """A function that adds K and V; it gives the caches, keys and values, and how many positions there are now."""
-        number, length = self.x(CACHE), self.x(LENGTH)
-        new = sizes.by_head(self.x(1), 1), sizes.by_head(self.x(2), 2)
-        keys_name, values_name = self.arguments.string("keys", ""), self.arguments.string("values", "")
-        label, queries = self.label, sizes.queries
+    def appending(self, sizes: CachedSizes) -> Callable[[], list[tuple[Array, Array, int] | None]]:
+        """A function that adds K and V.
 
-        def append() -> tuple[Caches, Array, Array, int]:
-            caches, start = caches_of(int(number[0]), label), int(length[0])
-            found = caches.appended(keys_name, values_name, new, start)
-            if found is None:
-                raise ShapeError(f"{label}: {queries} positions behind {start} do not fit into the cache")
-            return caches, *found, start + queries
+        It gives, for each session, keys, values and how many positions there are now; None for rows of no session.
+        """
+        numbers, lengths = self.x(CACHE), self.x(LENGTH)
+        k, v = sizes.by_head(self.x(1), 1), sizes.by_head(self.x(2), 2)
+        layer = self.arguments.string("keys", ""), self.arguments.string("values", "")
+        label, queries, rows = self.label, sizes.queries, sizes.rows
+        places = [slice(number * rows, (number + 1) * rows) for number in range(sizes.sessions)]
+        new = [(k[own], v[own]) for own in places]
+
+        def append() -> list[tuple[Array, Array, int] | None]:
+            appended: list[tuple[Array, Array, int] | None] = []
+            for number, length, own in zip(numbers.tolist(), lengths.tolist(), new, strict=True):
+                arrays = caches_of(number, label).appended(number, layer, own, length, label) if number else None
+                appended.append(None if arrays is None else (*arrays, length + queries))
+            return appended
 
         return append
 
 
-def _until(array: Array, length: int) -> Array:
-    """The first columns of what may have one for all."""
-    return array if array.shape[-1] == 1 else array[..., :length]
+def _until(array: Array, rows: slice, length: int) -> Array:
+    """Of some rows, the first columns: all of what may have one for all."""
+    own = array[rows] if array.ndim == _RANK and array.shape[0] > 1 else array
+    return own if own.shape[-1] == 1 else own[..., :length]
 
 
 not_differentiable("train without a session", CACHED_ATTENTION)

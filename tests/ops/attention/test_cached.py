@@ -57,13 +57,20 @@ class Case:
         feeds |= {name: getattr(self, name) for name in ("mask", "bias") if options.get(name)}
         self.workspace, self.feeds = Workspace(), feeds
 
-    def net(self, engine: str) -> SimpleNet:
-        for name, array in self.feeds.items():
-            self.workspace.feed_blob(name, array)
+    def held(self) -> list[Array]:
+        """Keys and values, with what a run adds."""
+        keys, values = self.caches.held(self.length + self.new[0].shape[1])
+        return [keys["k"].copy(), values["v"].copy()]
+
+    def net(self, engine: str, workspace: Workspace | None = None) -> SimpleNet:
+        if workspace is None:
+            workspace = self.workspace
+            for name, array in self.feeds.items():
+                workspace.feed_blob(name, array)
         axes = {f"{name}_axes": AXES for name in "qkvy"}
         arguments = {"scale": 0.25, "keys": "k", "values": "v", **axes, **self.options}
         definition = operator_def("CachedAttention", list(self.feeds), ["y"], engine=engine, **arguments)
-        return SimpleNet(NetDef(name="step", op=[definition]), self.workspace)
+        return SimpleNet(NetDef(name="step", op=[definition]), workspace)
 
     def expected(self) -> Array:
         q, *new = (array.transpose(AXES).astype(float) for array in self.new)
@@ -132,7 +139,7 @@ def test_pieces_change_no_bytes_whoever_computes_them(sizes: tuple[int, ...], is
             net.run()
         results.append(case.workspace.fetch_blob("y").tobytes())
         (step,) = net.prepared().steps
-        *_, heads = parts_of(step)
+        *_, heads, _ = parts_of(step)
         ((*pieces,),) = native_phases(heads)
         assert len(pieces) == min(count - (count > 1) * count % 2, sizes[0] * sizes[1])
         y = case.workspace.get_blob("y").tensor().array
@@ -157,3 +164,33 @@ def test_what_does_not_fit_is_refused(engine: str) -> None:
     case = Case(1, 3, 2, 1, 8, 3, 16)
     with pytest.raises(ShapeError, match="3 heads of queries cannot share 2 of keys"):
         case.net(engine).run()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("options", [{}, {"mask": 1, "bias": 1, "nan_to_zero": 1}], ids=str)
+def test_rows_of_several_sessions_have_the_bytes_that_they_have_alone(engine: str, options: dict[str, int]) -> None:
+    sizes = [(5, 64), (0, 64), (63, 64), (37, 100), (12, 128)]
+    cases = [Case(1, 4, 2, 1, 16, length, capacity, **options) for length, capacity in sizes]
+    alone = []
+    for case in cases:
+        case.net(engine).run()
+        alone.append([case.workspace.fetch_blob("y")[0], *case.held()])
+        case.caches.take({"k": case.past[0]}, {"v": case.past[1]}, case.length, case.caches.capacity)
+    given_up = 3
+    cases[given_up].caches.renew()
+    together = Workspace()
+    for name in cases[0].feeds:
+        rows = [case.feeds[name][None, None] if name == "bias" else case.feeds[name] for case in cases]
+        whole = np.zeros((len(cases) + 1, *map(max, *(row.shape[1:] for row in rows))), rows[0].dtype)
+        for place, row in enumerate(rows):
+            whole[(place, *map(slice, row.shape[1:]))] = row[0]
+        together.feed_blob(name, whole)
+    cases[0].net(engine, together).run()
+    y = together.fetch_blob("y")
+    for place, (case, expected) in enumerate(zip(cases, alone, strict=True)):
+        if place != given_up:
+            for array, other in zip((y[place], *case.held()), expected, strict=True):
+                np.testing.assert_array_equal(array, other)
+    assert not y[[given_up, -1]].any(), "a run that was given up, and a row of no session"
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(cases[given_up].held()[0], alone[given_up][1])
