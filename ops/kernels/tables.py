@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
+import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import NativeStep, Phases, native_rows, table_code, table_piece
@@ -27,6 +28,12 @@ def in_phases(phases: Sequence[Sequence[Table]], keeps: object, label: str) -> N
     made = [[rows for table in tables if len(rows := native_rows(table))] for tables in phases]
     found: Phases = tuple(tuple(table_piece(rows, keeps, label) for rows in tables) for tables in made if tables)
     return NativeStep(found, [rows for tables in made for rows in tables])
+
+
+def step_of_rows(rows: npt.NDArray[np.uint64], ends: Sequence[int], keeps: object, label: str) -> NativeStep:
+    """As `in_pieces`, of rows as of `native_rows`: those of each piece end at one of `ends`; none is empty."""
+    pieces = tuple([table_piece(rows[start:end], keeps, label) for start, end in pairwise((0, *ends))])
+    return NativeStep((pieces,), [rows])
 
 
 def shares(count: int, parts: int) -> list[range]:

@@ -12,14 +12,14 @@ or some blocks of rows; an element's bytes depend on neither.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.native import declare_remade
+from dagexec.core.native import declare_remade, native_rows
 from dagexec.core.operator import Step
 from dagexec.core.tensor import Tensor
 from dagexec.ops.engines.onednn.binding import Library
@@ -28,9 +28,10 @@ from dagexec.ops.engines.onednn.packing import Making, offer_unpacking, packed_f
 from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.sharing import pieces_of_weights
-from dagexec.ops.kernels.tables import even_shares, in_pieces
+from dagexec.ops.kernels.tables import even_shares, step_of_rows
 from dagexec.platform.addresses import address_of
 from dagexec.platform.processor import core_cache, nearest_cache_ways
+from dagexec.platform.records import dataclass
 
 MIN_WEIGHTS = 1 << 14
 """Elements of W: with fewer, calls count, of which the library needs one."""
@@ -128,11 +129,22 @@ def product_step(
     `x` and `y` may also be [lines, rows, columns], and then lines of `y` may lie apart, without an addend. None where
     the kernels cannot run.
     """
-    product = _Product(lanes, x, panels, bias, y, addend, post_ops)
-    tables = [product.calls(panels, blocks) for panels, blocks in product.parts()]
-    if not all(table[:, 0].all() for table in tables):
+    *lines, line, inner = x.shape
+    block = _block_rows(lanes, line, inner)
+    chunk = max(1, core_cache() // _PART // (4 * inner * block)) * block
+    units, line_bytes = y.shape[-1], y.strides[0] if lines else 0
+    pieces = pieces_of_weights(prod(lines) * line, units * inner, lanes)
+    shape = _Shape(lanes, prod(lines), line, inner, units, line_bytes, block, chunk, pieces)
+    calls = _calls(shape, post_ops, addend is not None)
+    if calls is None:
         return None
-    step = in_pieces(tables, product, label)
+    fields = calls.fields.copy()
+    place = address_of(y)
+    fields[:, _BIAS] += address_of(bias) - place
+    if addend is not None:
+        fields[:, _ADDEND] = address_of(addend) - place
+    begins = np.array([0, address_of(x), address_of(panels), place, address_of(fields), 0], np.uint64)
+    step = step_of_rows(calls.rows + begins, calls.ends, (x, panels, bias, y, addend, fields), label)
     arrays = [x, panels, bias, y, *([] if addend is None else [addend])]
     if all(array.flags.c_contiguous for array in arrays):
         declare_remade(step, partial(_again, [array.shape for array in arrays], lanes, post_ops), arrays)
@@ -150,99 +162,146 @@ def _again(shapes: Sequence[tuple[int, ...]], lanes: int, post_ops: tuple[PostOp
     return step
 
 
-class _Product:
-    """The calls of kernels for one product; it holds what they read."""
+class _Shape(NamedTuple):
+    """The sizes of a product, whose result has lines that may lie apart.
 
-    def __init__(
-        self,
-        lanes: int,
-        x: Array,
-        panels: Array,
-        bias: Array,
-        y: Array,
-        addend: Array | None,
-        post_ops: tuple[PostOp, ...],
-    ) -> None:
-        self._post_ops = post_ops
-        *lines, self._line, inner = x.shape
-        rows, units = self._line * prod(lines), y.shape[-1]
-        self._line_bytes = y.strides[0] if lines else 0
-        self.arrays = (x, panels, bias, y, addend)
-        self._lanes, self._rows, self._inner, self._units = lanes, rows, inner, units
-        self._width = lanes * VECTORS[lanes]
-        most = MAX_ROWS[lanes] - (inner % _FAR == 0 and MAX_ROWS[lanes] >= nearest_cache_ways())
-        count = -(-self._line // most)
-        self._block = -(-self._line // count)
-        self._x, self._panels, self._y = (address_of(array) for array in (x, panels, y))
-        self._bias = address_of(bias)
-        self._addend = 0 if addend is None else address_of(addend) - self._y
-        self._kept: list[Array] = []
-        self._known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+    Attributes:
+        lines, line: their number, and the rows of each.
+        inner, units: columns of X and of Y.
+        line_bytes: from a line of Y to the next.
+        block: rows that a kernel computes at once.
+        chunk: rows whose products with a panel follow each other.
+        pieces: in how many, about, the work is cut.
+    """
+
+    lanes: int
+    lines: int
+    line: int
+    inner: int
+    units: int
+    line_bytes: int
+    block: int
+    chunk: int
+    pieces: int
+
+    @property
+    def width(self) -> int:
+        """Columns of a panel."""
+        return self.lanes * VECTORS[self.lanes]
 
     def parts(self) -> list[tuple[range, range]]:
         """The panels and the rows of each piece: panels are shared, or rows where that divides the work better."""
-        pieces = pieces_of_weights(self._rows, self._units * self._inner, self._lanes)
-        panels = -(-self._units // self._width)
-        blocks = -(-self._rows // self._block)
-        if -(-panels // pieces) * blocks <= -(-blocks // pieces) * panels:
-            return [(part, range(self._rows)) for part in even_shares(panels, pieces)]
+        rows = self.lines * self.line
+        panels = -(-self.units // self.width)
+        blocks = -(-rows // self.block)
+        if -(-panels // self.pieces) * blocks <= -(-blocks // self.pieces) * panels:
+            return [(part, range(rows)) for part in even_shares(panels, self.pieces)]
         return [
-            (range(panels), range(part.start * self._block, min(part.stop * self._block, self._rows)))
-            for part in even_shares(blocks, pieces)
+            (range(panels), range(part.start * self.block, min(part.stop * self.block, rows)))
+            for part in even_shares(blocks, self.pieces)
         ]
 
-    def calls(self, panels: range, rows: range) -> _Calls:
-        """Those that compute these rows in these panels, [calls, 5]; kernels that cannot run are 0."""
-        chunk = max(1, core_cache() // _PART // (4 * self._inner * self._block)) * self._block
-        self._rows_of_panel = min(chunk, len(rows))
-        firsts = range(rows.start, rows.stop, chunk)
-        return np.concatenate([self._columns(panels, first, min(first + chunk, rows.stop)) for first in firsts])
-
-    def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+    def blocks(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """What is one call each: the first row, rows of a block, and blocks, which are within a line."""
         while first < last:
-            end = min(last, (first // self._line + 1) * self._line)
-            whole, rest = divmod(end - first, self._block)
+            end = min(last, (first // self.line + 1) * self.line)
+            whole, rest = divmod(end - first, self.block)
             if whole:
-                yield first, self._block, whole
+                yield first, self.block, whole
             if rest:
                 yield end - rest, rest, 1
             first = end
 
-    def _place(self, row: int) -> int:
-        """The address of a row of Y."""
-        line, within = divmod(row, self._line)
-        return int(self._y + line * self._line_bytes + within * 4 * self._units)
+    def place(self, row: int) -> int:
+        """Where a row of Y is."""
+        line, within = divmod(row, self.line)
+        return line * self.line_bytes + within * 4 * self.units
+
+
+def _block_rows(lanes: int, line: int, inner: int) -> int:
+    """Rows of a line that a kernel computes at once."""
+    most = MAX_ROWS[lanes] - (inner % _FAR == 0 and MAX_ROWS[lanes] >= nearest_cache_ways())
+    return -(-line // -(-line // most))
+
+
+@dataclass(frozen=True)
+class _ShapeCalls:
+    """The calls of kernels for all products of one shape, whose addresses are counted from where arrays begin.
+
+    Attributes:
+        rows: of all pieces; of the function, X, panels, Y and the fields.
+        ends: where the rows of each piece end.
+        fields: a line for each of the fields that calls read.
+    """
+
+    rows: npt.NDArray[np.uint64]
+    ends: tuple[int, ...]
+    fields: npt.NDArray[np.int64]
+
+
+@lru_cache(maxsize=64)
+def _calls(shape: _Shape, post_ops: tuple[PostOp, ...], has_addend: bool) -> _ShapeCalls | None:
+    """The calls for a shape; None where the kernels cannot run."""
+    writer = _Writer(shape, post_ops, has_addend)
+    tables = [writer.calls(panels, rows) for panels, rows in shape.parts()]
+    calls = native_rows(np.concatenate(tables))
+    if not calls[:, 0].all():
+        return None
+    ends = tuple(np.cumsum([len(table) for table in tables]).tolist())
+    return _ShapeCalls(calls, ends, np.array(writer.fields, np.int64))
+
+
+class _Writer:
+    """Writes the calls for a shape.
+
+    Attributes:
+        fields: those that calls read.
+    """
+
+    def __init__(self, shape: _Shape, post_ops: tuple[PostOp, ...], has_addend: bool) -> None:
+        self._shape, self._post_ops, self._has_addend = shape, post_ops, has_addend
+        self.fields: list[tuple[int, ...]] = []
+        self._kernels: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+
+    def calls(self, panels: range, rows: range) -> _Calls:
+        """Those that compute these rows in these panels, [calls, 5]; kernels that cannot run are 0."""
+        chunk = self._shape.chunk
+        self._rows_of_panel = min(chunk, len(rows))
+        firsts = range(rows.start, rows.stop, chunk)
+        return np.concatenate([self._columns(panels, first, min(first + chunk, rows.stop)) for first in firsts])
 
     def _columns(self, panels: range, first: int, last: int) -> _Calls:
         """One panel after another for rows from `first` to `last`, of which each is read for all pieces of them."""
-        pieces = list(self._pieces(first, last))
-        columns = np.arange(panels.start, panels.stop)[:, np.newaxis] * self._width
-        calls = np.empty((len(panels), len(pieces), 5), np.int64)
-        calls[:, :, 1] = [self._x + 4 * start * self._inner for start, _, _ in pieces]
-        calls[:, :, 2] = self._panels + 4 * self._inner * columns
-        calls[:, :, 3] = np.array([self._place(start) for start, _, _ in pieces]) + 4 * columns
-        rest = self._units - panels[-1] * self._width
-        for part, width in ((slice(0, -1), self._width), (slice(-1, None), min(rest, self._width))):
+        shape = self._shape
+        blocks = list(shape.blocks(first, last))
+        columns = np.arange(panels.start, panels.stop)[:, np.newaxis] * shape.width
+        calls = np.empty((len(panels), len(blocks), 5), np.int64)
+        calls[:, :, 1] = [4 * start * shape.inner for start, _, _ in blocks]
+        calls[:, :, 2] = 4 * shape.inner * columns
+        calls[:, :, 3] = np.array([shape.place(start) for start, _, _ in blocks]) + 4 * columns
+        rest = shape.units - panels[-1] * shape.width
+        for part, width in ((slice(0, -1), shape.width), (slice(-1, None), min(rest, shape.width))):
             if len(calls[part]):
-                vectors = width // self._lanes
-                calls[part, :, ::4] = [self._kernel(block, count, vectors, start) for start, block, count in pieces]
+                vectors = width // shape.lanes
+                calls[part, :, ::4] = [self._kernel(block, count, vectors, start) for start, block, count in blocks]
         return calls.reshape(-1, 5)
 
     def _kernel(self, block: int, count: int, vectors: int, first: int) -> tuple[int, int]:
-        """The kernel, 0 where it cannot run, and the address of its fields."""
+        """The kernel, 0 where it cannot run, and where its fields are."""
         key = block, count, vectors, first
-        if key not in self._known:
-            kernel = panel_kernel(block, vectors, self._lanes, self.arrays[4] is not None, self._post_ops)
-            row = 4 * self._inner
-            panel = row * vectors * self._lanes
-            numbers = (count, panel, row, 3 * row, 5 * row, block * row, 4 * self._units)
-            bias = self._bias - self._place(first)
-            ahead = _ahead(panel, self._rows_of_panel // block * (self._inner // STEP))
-            fields = np.array((*numbers, bias, self._addend, ahead), np.int64)
-            self._kept.append(fields)
-            self._known[key] = kernel or 0, address_of(fields)
-        return self._known[key]
+        if key not in self._kernels:
+            shape = self._shape
+            kernel = panel_kernel(block, vectors, shape.lanes, self._has_addend, self._post_ops)
+            row = 4 * shape.inner
+            panel = row * vectors * shape.lanes
+            numbers = (count, panel, row, 3 * row, 5 * row, block * row, 4 * shape.units)
+            ahead = _ahead(panel, self._rows_of_panel // block * (shape.inner // STEP))
+            self._kernels[key] = kernel or 0, 8 * (_AHEAD + 1) * len(self.fields)
+            self.fields.append((*numbers, -shape.place(first), 0, ahead))
+        return self._kernels[key]
+
+
+_BIAS, _ADDEND, _AHEAD = range(7, 10)  # fields that differ from product to product, and the last one
 
 
 def _ahead(nbytes: int, passes: int) -> int:

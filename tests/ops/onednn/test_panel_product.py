@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
 from dagexec.core.native import phases_of
+from dagexec.ops.engines.onednn import panel_product
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.engines.onednn.panel_product import is_for_panels, pack_panels, product_step
 from tests.ops.onednn.engine import normal
@@ -112,3 +115,18 @@ def test_weights_of_other_kinds_are_left_to_the_library() -> None:
     assert is_for_panels(onednn, normal(1, 128, 128))
     for weights in (normal(1, 129, 128), normal(1, 128, 126), normal(1, 16, 64), np.zeros((128, 128))):
         assert not is_for_panels(onednn, weights)
+
+
+def test_calls_are_written_once_for_all_products_of_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    panel_product._calls.cache_clear()
+    written = Mock(wraps=panel_product._Writer)
+    monkeypatch.setattr(panel_product, "_Writer", written)
+    weights, bias, addend = normal(2, 48, 384), normal(3, 48), normal(4, 37, 48)
+    first = computed(normal(1, 37, 384), weights, bias)
+    assert written.call_count == 1
+    others = [computed(normal(seed, 37, 384), weights + 1, bias + 1, addend=addend) for seed in (5, 6)]
+    assert written.call_count == 2, "with an addend there are other kernels"
+    again = computed(normal(1, 37, 384), weights, bias)
+    assert again.tobytes() == first.tobytes()
+    assert others[0].tobytes() != others[1].tobytes()
+    assert written.call_count == 2
