@@ -121,6 +121,8 @@ class CompileOptions(RunOptions):
         batch_axes: the axis of each input that has one for rows; by default axis 0 wherever its size is free.
         batch_padding: joins requests of different lengths as well, padded to sizes that are given; the caller vouches
             that the model's mask makes padding invisible (`BatchPadding`).
+        session_bytes: the most bytes that caches of all sessions may take (`Executor.session`); None for no limit but
+            the machine's.
         warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
             (see `Executor.warm_up`); or the shapes of these zeros by input name.
         telemetry: create an OpenTelemetry span for each run; True uses the global tracer provider, or give a tracer.
@@ -152,6 +154,7 @@ class CompileOptions(RunOptions):
     max_wait: float = 0.002
     batch_axes: Mapping[str, int] | None = None
     batch_padding: BatchPadding | None = None
+    session_bytes: int | None = None
     warm_start: bool | Shapes = False
     telemetry: bool | Tracer = False
     metrics: bool | Meter = False
@@ -173,9 +176,10 @@ class CompileOptions(RunOptions):
         seconds = self.tuning_seconds
         if seconds is not None and (not isinstance(seconds, Real) or not seconds >= 0):
             raise SettingError(f"tuning_seconds must be 0 or more, not {seconds!r:.80}")
-        most = self.max_queued
-        if most is not None and (not isinstance(most, Integral) or most < 0):
-            raise SettingError(f"max_queued must be 0 or more, or None, not {most!r:.80}")
+        for name in ("max_queued", "session_bytes"):
+            most = getattr(self, name)
+            if most is not None and (not isinstance(most, Integral) or most < 0):
+                raise SettingError(f"{name} must be 0 or more, or None, not {most!r:.80}")
         if not isinstance(self.max_batch, Integral) or self.max_batch < 1:
             raise SettingError(f"max_batch must be 1 or more, not {self.max_batch!r:.80}")
         if not isinstance(self.max_wait, Real) or not 0 <= self.max_wait < math.inf:

@@ -462,6 +462,8 @@ class _Stepping:
             raise NotSteppingError(f"{node.type} reads a cache")
         arguments = node.arguments(node.type)
         keys, values = (one.cached for one in operands if one.cached)
+        if any(name in (layer.keys, layer.values) for name in (keys[0], values[0]) for layer in self._layers):
+            raise NotSteppingError(f"{node.type} reads cache {keys[0]!r}, as another does")
         axes = [tuple(arguments.ints(name)) or (0, 1, 2, 3) for name in ("k_axes", "v_axes")]
         for order, one in zip(axes, operands, strict=True):
             if one.grows is None or order[2] != one.grows[0]:

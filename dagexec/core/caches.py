@@ -7,14 +7,16 @@ up may still be computed, beside others: caches are renewed then, and no run of 
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.dtypes import FLOAT32
 from dagexec.errors import MissingBlobError, ShapeError
 from dagexec.platform.host_memory import check_fits
 from dagexec.platform.threads import threads
@@ -103,6 +105,11 @@ class Caches:
         """Several sessions have them, so that none may write to them."""
         return self._sessions > 1
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values, with room for more."""
+        return sum(array.nbytes for array in (*self.keys.values(), *self.values.values()))
+
     def share(self) -> None:
         """One more session has them; none writes to them from now on."""
         with self._lock:
@@ -120,9 +127,7 @@ class Caches:
 
         Raises ResourceError when the machine cannot hold them.
         """
-        arrays = [*keys.values(), *values.values()]
-        nbytes = sum(array.nbytes // max(1, array.shape[2]) * capacity for array in arrays)
-        check_fits(nbytes, f"caches of {capacity} positions")
+        check_fits(bytes_of_caches([*keys.values(), *values.values()], capacity), f"caches of {capacity} positions")
         made_keys, made_values = dict[str, Array](), dict[str, Array]()
         for layer, array in keys.items():
             batch, heads, _, elements = array.shape
@@ -139,6 +144,12 @@ class Caches:
         """Keys and values of the first `length` positions, [batch, heads, positions, elements] by layer: views."""
         keys = {layer: array[..., :length].swapaxes(2, 3) for layer, array in self.keys.items()}
         return keys, {layer: array[:, :, :length] for layer, array in self.values.items()}
+
+
+def bytes_of_caches(arrays: Iterable[Array], capacity: int) -> int:
+    """Bytes of keys and values like these, [batch, heads, positions, elements], with room for `capacity` positions."""
+    elements: int = sum(math.prod(array.shape[:2]) * array.shape[3] for array in arrays)
+    return elements * capacity * FLOAT32.itemsize
 
 
 _all: WeakValueDictionary[int, Caches] = WeakValueDictionary()

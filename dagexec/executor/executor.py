@@ -63,6 +63,7 @@ from dagexec.scheduler.workers.place import Place, beside
 if not TYPE_CHECKING:
     fed = LazyModule("dagexec.executor.sessions.fed")
     joining = LazyModule("dagexec.executor.batching.joining")
+    memory = LazyModule("dagexec.executor.sessions.memory")
     metrics = LazyModule("dagexec.executor.telemetry.metrics")
     pictures = LazyModule("dagexec.core.drawing.pictures")
     plan = LazyModule("dagexec.plans.plan")
@@ -76,8 +77,9 @@ else:
     from dagexec.executor.batching import joining
     from dagexec.executor.batching.axes import BatchAxes
     from dagexec.executor.batching.joining import Batching
-    from dagexec.executor.sessions import fed, session, steps
+    from dagexec.executor.sessions import fed, memory, session, steps
     from dagexec.executor.sessions.fed import FedSteps
+    from dagexec.executor.sessions.memory import SessionMemory
     from dagexec.executor.sessions.session import Session
     from dagexec.executor.sessions.steps import StepNets
     from dagexec.executor.telemetry import metrics, spans
@@ -281,7 +283,7 @@ class Executor(ModelRunner):
         `states` says which output each such input is fed, by default what their names tell (`states_by_name`).
         Raises FeedError for names that the model does not have.
         """
-        return session.Session(self, self._types_as_given(), self._steps, states)
+        return session.Session(self, self._types_as_given(), self._steps, self._session_memory, states)
 
     @cached_property
     def _fed_steps(self) -> FedSteps | None:
@@ -294,6 +296,10 @@ class Executor(ModelRunner):
         """The nets of its sessions' steps."""
         model = self.model.changed(parameters=self._parameters.outlines())
         return steps.StepNets(model, self._beside, self._retire)
+
+    @cached_property
+    def _session_memory(self) -> SessionMemory:
+        return memory.SessionMemory(self.model.name, self._options.session_bytes)
 
     def _beside(self, model: Model) -> Executor:
         """An executor of a net with the same parameters and some of its own, on the same workers."""
@@ -451,6 +457,7 @@ class Executor(ModelRunner):
         old, finalizer = self._replicas, self._finalizer
         self.__dict__.pop("_steps", None)
         self.__dict__.pop("_fed_steps", None)
+        self.__dict__.pop("_session_memory", None)
         self._stepping, self._retired = [], Counter()
         self._open(old.parameters, new_place(self.model, self._options))  # the threads that it had are the parent's
         finalizer.detach()

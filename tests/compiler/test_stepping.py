@@ -128,6 +128,11 @@ def test_what_each_distance_picks_of_a_table_is_told() -> None:
     ("nodes", "outputs", "why"),
     [
         ([new_node("ReduceMean", ["k2"], ["mean"], axes=[2])], ["mean"], "ReduceMean reads a cache"),
+        (
+            [new_node("FusedAttention", ["q", "k2", "v2"], ["z"])],
+            ["z"],
+            "FusedAttention reads cache 'k', as another does",
+        ),
         ([new_node("ReduceSum", ["grown"], ["sum"], axes=[1])], ["sum"], "ReduceSum reads 'grown', which grows"),
         ([new_node("Copy", ["grown"], ["same"])], ["same"], "output 'same' grows"),
         ([new_node("Reshape", ["grown"], ["flat"], shape=[5, -1])], [], "Reshape"),

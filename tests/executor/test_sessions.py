@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import dagexec
-from dagexec.errors import FeedError, RunTimeoutError, SessionBusyError
+from dagexec.errors import FeedError, ResourceError, RunTimeoutError, SessionBusyError
 from dagexec.executor.executor import Executor
 from dagexec.executor.sessions.names import states_by_name
 from dagexec.executor.sessions.session import Session
@@ -242,6 +242,28 @@ def test_a_state_can_be_seen_and_replaced(executor: Executor) -> None:
     np.testing.assert_array_equal(
         session.run(feeds, outputs=["scores"])["scores"], executor.run(feeds, outputs=["scores"])["scores"]
     )
+
+
+def test_sessions_that_have_not_run_for_long_give_up_room_for_others() -> None:
+    prompt, steps = ids(40), [ids(1, seed=number) for number in range(40)]
+    with dagexec.compile(decoder(), num_workers=1) as executor:
+        session = executor.session()
+        expected = scores(session, [prompt, *steps])
+        assert session.nbytes == sum(array.nbytes for array in session.state.values()) * 128 // 80
+        limit = session.nbytes * 11 // 5
+    with dagexec.compile(decoder(), num_workers=1, session_bytes=limit) as executor:
+        sessions = [executor.session() for _ in range(3)]
+        for session in sessions:
+            assert scores(session, [prompt, *steps[:20]]) == expected[:21]
+        assert scores(sessions[2], steps[20:]) == expected[21:]
+        assert scores(sessions[0], steps[20:]) == expected[21:]
+        assert sum(session.nbytes for session in sessions) <= limit
+        before = sessions[1].state
+        with pytest.raises(ResourceError, match=rf"net 'decoder': .* session_bytes allows {limit:,}: close sessions"):
+            scores(sessions[1], steps[20:])
+        assert sessions[1].state.keys() == before.keys()
+        sessions[0].close()
+        assert scores(sessions[1], steps[20 + sessions[1].state[CACHES[0]].shape[2] - 60 :])[-1] == expected[-1]
 
 
 def test_mistakes_are_named(executor: Executor) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dagexec.binding.io_binding import Array, Outputs
 from dagexec.compiler.stepping import CACHE, LENGTH
+from dagexec.core.caches import Caches
 from dagexec.core.dtypes import FLOAT32, STRING, from_numpy
 from dagexec.core.feeds import Feeds, as_arrays, check_feeds, named_feeds
 from dagexec.core.model import InputInfo
@@ -24,6 +25,7 @@ from dagexec.errors import FeedError, SessionBusyError
 from dagexec.executor.model_runner import ModelRunner
 from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.waiting import on_a_thread
+from dagexec.executor.sessions.memory import SessionMemory
 from dagexec.executor.sessions.names import states_by_name
 from dagexec.executor.sessions.sizes import LEAST_BOUND, MOST_AT_ONCE, Growth, StepSizes, learned
 from dagexec.executor.sessions.states import States
@@ -72,13 +74,19 @@ class Session(ModelRunner):
     """
 
     def __init__(
-        self, executor: ModelRunner, types: GivenTypes, nets: StepNets, states: Mapping[str, str] | None
+        self,
+        executor: ModelRunner,
+        types: GivenTypes,
+        nets: StepNets,
+        memory: SessionMemory,
+        states: Mapping[str, str] | None,
     ) -> None:
         """See `Executor.session`. `types` are of the model that `executor` runs, `nets` those of its steps."""
         self.model = executor.model
         self._executor = executor
         self._types = types
         self._nets = nets
+        self._memory = memory
         self._needed = self.model.needed_inputs()
         outputs = executor.outputs
         self._pairs = states_by_name(self.inputs, outputs) if states is None else dict(states)
@@ -95,6 +103,8 @@ class Session(ModelRunner):
         self._growth: Growth = {}
         self._padded: dict[str, Array] = {}
         self._turn = threads().lock()
+        self.last_run = 0
+        memory.add(self)
 
     @property
     def _label(self) -> str:
@@ -116,6 +126,26 @@ class Session(ModelRunner):
             in_place = self._states.arrays
         return {name: _read_only(array if name in in_place else array.copy()) for name, array in arrays.items()}
 
+    @property
+    def caches(self) -> Caches | None:
+        """Those that it has, or shares with forks; None where there are none."""
+        return self._states.caches
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its states: with the room for more positions, and with what it shares with forks."""
+        caches = self.caches
+        return sum(array.nbytes for array in self._states.arrays.values()) + (caches.nbytes if caches else 0)
+
+    def cut_caches(self) -> int:
+        """Have no room for more positions than there are; the bytes saved, none during a run or where others share."""
+        if not self._turn.acquire(blocking=False):
+            return 0
+        try:
+            return self._states.cut(self._length)
+        finally:
+            self._turn.release()
+
     def reset(self, state: Mapping[str, npt.ArrayLike] | None = None) -> None:
         """Begin anew: from zeros, or from copies of these arrays, by input.
 
@@ -132,7 +162,7 @@ class Session(ModelRunner):
 
     def fork(self) -> Session:
         """Another session that goes on from here; what came before is shared. Raises SessionBusyError during a run."""
-        other = Session(self._executor, self._types, self._nets, self._pairs)
+        other = Session(self._executor, self._types, self._nets, self._memory, self._pairs)
         with self._alone():
             other._states, other._used, other._sizes = self._states.fork(), self._used, self._sizes
             other._net, other._bound, other._growth = self._net, self._bound, self._growth
@@ -170,8 +200,11 @@ class Session(ModelRunner):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._turn.acquire(blocking=False):
-            raise SessionBusyError(f"{self._label}: a run of it is under way; it has one at a time")
+            self._memory.wait()  # its caches may be cut, which is no run
+            if not self._turn.acquire(blocking=False):
+                raise SessionBusyError(f"{self._label}: a run of it is under way; it has one at a time")
         try:
+            self.last_run = self._memory.next_run()
             yield
         finally:
             self._turn.release()
@@ -228,7 +261,7 @@ class Session(ModelRunner):
         net = self._net
         if net is None:
             return None
-        caches = states.with_room(net.net.layers, sizes.length, sizes.end)
+        caches = states.with_room(net.net.layers, sizes.length, sizes.end, self._memory)
         fed = {**states.arrays, **named}
         for name, (axis, more) in growth.items():
             fed[name] = self._filled(name, named[name], axis, self._bound - sizes.added + more)

@@ -11,7 +11,8 @@ import numpy as np
 
 from dagexec.binding.io_binding import Array
 from dagexec.compiler.stepping import Layer
-from dagexec.core.caches import Caches
+from dagexec.core.caches import Caches, bytes_of_caches
+from dagexec.executor.sessions.memory import SessionMemory
 
 _LEAST_CAPACITY = 64
 """Positions that caches have room for at first; it doubles."""
@@ -67,10 +68,11 @@ class States:
         self.arrays = {name: np.ascontiguousarray(array) for name, array in self.whole(length).items()}
         self.leave()
 
-    def with_room(self, layers: Sequence[Layer], length: int, needed: int) -> Caches:
+    def with_room(self, layers: Sequence[Layer], length: int, needed: int, memory: SessionMemory) -> Caches:
         """Caches that no other session has, with room for `needed` positions, of which there are `length`.
 
-        The states of `layers` are in them. Raises ResourceError when the machine cannot hold them.
+        The states of `layers` are in them. Raises ResourceError when the machine, or the limit of `memory`, does not
+        allow for them.
         """
         caches = self.caches
         if caches is not None and caches.capacity >= needed and not caches.is_shared:
@@ -78,9 +80,25 @@ class States:
         states = self.whole(length)
         keys = {layer.keys: states.pop(layer.keys).transpose(layer.key_axes) for layer in layers}
         values = {layer.values: states.pop(layer.values).transpose(layer.value_axes) for layer in layers}
-        own = Caches() if caches is None or caches.is_shared else caches
-        own.take(keys, values, length, max(_LEAST_CAPACITY, 1 << (needed - 1).bit_length()))
+        capacity = max(_LEAST_CAPACITY, 1 << (needed - 1).bit_length())
+        is_own = caches is not None and not caches.is_shared
+        nbytes = bytes_of_caches([*keys.values(), *values.values()], capacity)
+        with memory.room(nbytes - (caches.nbytes if is_own and caches is not None else 0)):
+            own = caches if is_own and caches is not None else Caches()
+            own.take(keys, values, length, capacity)
+            self.arrays, self.caches, self._layers = states, own, layers
         if caches is not None and caches is not own:
             caches.leave()
-        self.arrays, self.caches, self._layers = states, own, layers
         return own
+
+    def cut(self, length: int) -> int:
+        """Have no room in caches for more than the `length` positions in them; the bytes saved.
+
+        None are where other sessions share them.
+        """
+        caches = self.caches
+        if caches is None or caches.is_shared or caches.capacity == length:
+            return 0
+        before = caches.nbytes
+        caches.take(*caches.held(length), length, length)
+        return before - caches.nbytes
