@@ -38,7 +38,7 @@ from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.options import RunOptions
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.plan.preparation import Preparation
-from dagexec.scheduler.plan.preparation_cache import MOST_BYTES
+from dagexec.scheduler.plan.preparation_cache import default_budget
 from dagexec.scheduler.run.pool import WorkerPool
 
 if not TYPE_CHECKING:
@@ -254,7 +254,7 @@ def build_replicas(
     def build(portions: int) -> tuple[Workspace, BaseNet]:
         workspace = _child(parameters, inputs, own_parameters)
         workspace.texts = texts
-        whole = MOST_BYTES if options.preparation_bytes is None else options.preparation_bytes
+        whole = default_budget() if options.preparation_bytes is None else options.preparation_bytes
         own = options if portions == 1 else replace(options, preparation_bytes=whole // portions)
         net = _make_net(own, net_def, workspace, pool, graph, constants, keep)
         if kept is not None:

@@ -136,11 +136,6 @@ def _used(field: int) -> int | None:
         return None
 
 
-def resident_bytes() -> int | None:
-    """What this process has in memory; None where that is not known."""
-    return _used(1)
-
-
 def address_space_is_limited() -> bool:
     """True when addresses cost something, even those of memory that is never touched."""
     return any(True for _ in _limited())

@@ -40,8 +40,8 @@ class RunOptions:
         streams_per_worker: streams of each device on which a worker launches what one replica computes.
         stream_priority: "normal", or "high" for streams that a device prefers where several have work.
         preparation_bytes: the most bytes that a replica keeps for input shapes beside those of its latest run, so that
-            they need not be prepared for again when they come back; an estimate (docs/memory.md). 0 keeps none. None: a
-            tenth of what the process has in memory when they do, of 4 to 64 MiB.
+            they need not be prepared for again when they come back; an estimate (docs/memory.md). 0 keeps none. None:
+            256 MiB, and at most a 64th of the machine's memory.
         capture: on a device, record the second run for each shape, all its streams and events, and replay it from then
             on at the cost of one launch (docs/cuda.md); for net type `async_dag`, which it chooses by default.
         policy: which chain runs next, and on which worker: the name of a policy, or a `dagexec.scheduling.Policy` or

@@ -65,7 +65,7 @@ def test_the_least_recently_used_are_given_up_when_there_are_too_many_bytes() ->
     cache.add(("new",), preparation(20))
     assert cache.take(("large",)) is None
     assert cache.statistics(7) == PreparationStatistics(
-        made=3, reused=1, evicted=1, kept=2, kept_bytes=50, limit_bytes=100, budget_bytes=100, arena_bytes=7
+        made=3, reused=1, evicted=1, kept=2, kept_bytes=50, budget_bytes=100, arena_bytes=7
     )
 
 
@@ -85,34 +85,19 @@ def in_turn(cache: PreparationCache, shapes: int, rounds: int, nbytes: int) -> l
     return found
 
 
-@pytest.mark.parametrize(("shapes", "hits", "limit"), [(4, [0, 4, 4], 4), (40, [0, 4, 40], 40), (1000, [0, 0, 0], 4)])
-def test_the_limit_grows_for_shapes_that_come_back_and_for_no_others(
-    shapes: int, hits: list[int], limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a budget of 64 preparations, 4 are used at first."""
-    monkeypatch.setattr(preparation_cache, "LIMIT_AT_FIRST", 400)
-    cache = PreparationCache(6400)
-    assert in_turn(cache, shapes, 3, 100) == hits
-    found = cache.statistics(0)
-    assert (found.limit_bytes, found.kept) == (100 * limit, min(shapes, limit))
+@pytest.mark.parametrize(("shapes", "hits"), [(4, [0, 4, 4]), (64, [0, 64, 64]), (65, [0, 0, 0])])
+def test_as_many_shapes_as_the_budget_allows_are_prepared_once(shapes: int, hits: list[int]) -> None:
+    assert in_turn(PreparationCache(6400), shapes, 3, 100) == hits
 
 
-def test_a_limit_grows_no_further_than_to_what_would_have_kept_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation_cache, "LIMIT_AT_FIRST", 400)
-    cache = PreparationCache(10_000)
-    for shape in range(1, 8):
-        cache.add((shape,), preparation(100))
-    assert cache.take((2,)) is None
-    assert cache.statistics(0).limit_bytes == 600  # of 2 and those after it
-
-
-def test_the_latest_four_are_kept_if_the_budget_allows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation_cache, "LIMIT_AT_FIRST", 1)
-    for budget, kept in ((500, 4), (400, 4), (399, 3)):
-        cache = PreparationCache(budget)
-        for shape in range(7):
-            cache.add((shape,), preparation(100))
-        assert cache.statistics(0).kept == kept
+def test_a_thousand_lengths_in_turn_are_prepared_once_without_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each as large as one of four layers of BERT is; on a small machine as many as a 64th of its memory holds."""
+    monkeypatch.setattr(preparation_cache, "physical_bytes", lambda: 32 << 30)
+    assert in_turn(PreparationCache(None), 1000, 2, 256 << 10) == [0, 1000]
+    monkeypatch.setattr(preparation_cache, "physical_bytes", lambda: 1 << 30)
+    cache = PreparationCache(None)
+    in_turn(cache, 1000, 1, 256 << 10)
+    assert cache.statistics(0).kept == 64
 
 
 def test_the_latest_is_kept_however_large_it_is() -> None:
@@ -297,16 +282,6 @@ def test_operators_of_one_form_are_asked_once_for_the_types_of_their_outputs(mon
         assert len(asked) == 4
         np.testing.assert_array_equal(workspace.fetch_blob("b"), np.full((37, 41), 1681))
         np.testing.assert_array_equal(workspace.fetch_blob("e"), np.full((41, 41), 1681))
-
-
-def test_without_a_budget_a_limit_grows_to_a_tenth_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation_cache, "LIMIT_AT_FIRST", 400)
-    monkeypatch.setattr(preparation_cache, "resident_bytes", lambda: 20_000)
-    assert in_turn(PreparationCache(None), 20, 3, 100) == [0, 4, 20]
-    assert in_turn(PreparationCache(None), 40, 3, 100)[2] < 40
-    assert in_turn(PreparationCache(6400), 40, 3, 100)[2] == 40
-    monkeypatch.setattr(preparation_cache, "resident_bytes", lambda: None)
-    assert in_turn(PreparationCache(None), 40, 3, 100)[2] == 40
 
 
 @pytest.mark.slow
