@@ -16,7 +16,8 @@ COMPILER = Path(dagexec.__file__).parent / "compiler"
 PATTERNS = {
     "passes/activation_patterns.py": "what a pattern is made of and what it becomes",
     "passes/attention.py": "how attention is spelled, factors, sums and choices in between",
-    "stepping.py": "of which operators sums of the length are sums, and which make tensors as large as they are told",
+    "length_contents.py": "of which operators sums of the length are sums",
+    "stepping.py": "what makes tensors as large as it is told",
     "passes/axes.py": "what moves or repeats elements without being a view",
     "passes/before_resize.py": "resizing by factors for two axes alone",
     "passes/constant_folding.py": "Shape, Size and Reshape, each folded in its own way",
