@@ -12,9 +12,11 @@ by channel, and taps from left to right. So its bytes depend neither on the colu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
-from itertools import groupby, product
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+from itertools import groupby, pairwise, product
 from operator import itemgetter
+from typing import NamedTuple
 
 from dagexec.ops.kernels.post_ops import TEMPORARIES, PostOp, post_op_within
 from dagexec.platform.assembler import ADD, FMA, PERMUTE, REGISTERS, Assembler
@@ -39,10 +41,11 @@ from dagexec.platform.general_assembler import (
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 
-ROWS, ROW_BYTES, VECTORS, SOURCE_STEP, BIAS, OTHER, NEXT_OTHER = range(7)
+ROWS, ROW_BYTES, VECTORS, SOURCE_STEP, BIAS, OTHER, NEXT_OTHER, NEXT_RUN, ALL_RUNS, NEXT_VECTOR, COUNTS = range(11)
 """Places of the 64-bit numbers that rcx points to: rows of taps, bytes from the image's row of one to that of the next,
-vectors of channels, bytes from the channels read for one to those for the next, the address of the bias, and bytes from
-the result to what is added to it, by one or two post-ops."""
+vectors of channels, bytes from the channels read for one to those for the next, the address of the bias, bytes from
+the result to what is added to it, by one or two post-ops, and then those of `RowKernel`: bytes from behind a run of
+channels to the next, of all runs, from a vector of the result to the next, and counts of blocks."""
 
 ADD_OTHER = "add"
 """The post-op that adds a tensor of the shape of the result."""
@@ -167,25 +170,49 @@ Block = tuple[tuple[int, ...], ...]
 """The taps that are on the image, of each column."""
 
 
+class RowKernel(NamedTuple):
+    """A function, and the fields that follow from the sizes of a row.
+
+    Attributes:
+        address: None where it cannot run.
+        fields: from NEXT_RUN on; at the end how many blocks there are alike, of each that there are several of.
+    """
+
+    address: int | None
+    fields: tuple[int, ...]
+
+
 @lru_cache(maxsize=512)
-def row_kernel(row: Row) -> int | None:
-    """The address of a function of image, weights, result and fields; None where it cannot run.
+def row_kernel(row: Row) -> RowKernel:
+    """A function of image, weights, result and fields.
 
     The image is given where the first row of taps and the first column is, without a head, and the first channel; the
     weights as [vectors, taps of a column, taps of a row, channels of a group, together, lanes], from that row of taps
-    on.
+    on. Code stays for good, so that rows whose blocks differ in nothing but their counts have the same.
     """
-    return executable(_Writer(row).code())
+    blocks = list(row.blocks())
+    run = min(row.read, row.pixel)
+    steps = [_FLOAT * number for number in (row.plane - run, row.read // run * row.plane, row.vector)]
+    shape = tuple([(count > 1, block) for count, block in blocks])
+    alike = replace(row, columns=0, result=0, plane=0, vector=0)
+    counts = [count for count, _ in blocks if count > 1]
+    return RowKernel(_kernel(alike, row.block, shape, row.is_wide), (*steps, *counts))
+
+
+@cache
+def _kernel(row: Row, size: int, blocks: tuple[tuple[bool, Block], ...], is_wide: bool) -> int | None:
+    """The address of the function for `blocks` of up to `size` columns, of which there are several where that is so."""
+    return executable(_Writer(row, size, blocks, is_wide).code())
 
 
 class _Writer:
-    """Writes the code of a row."""
+    """Writes the code of a row, whatever its width."""
 
-    def __init__(self, row: Row) -> None:
-        self._row = row
+    def __init__(self, row: Row, size: int, blocks: Sequence[tuple[bool, Block]], is_wide: bool) -> None:
+        self._row, self._row_blocks, self._is_wide = row, blocks, is_wide
         self._code = Assembler(row.lanes)
         registers = list(range(REGISTERS[row.lanes]))
-        sums = row.block * row.together
+        sums = size * row.together
         self._sums = registers[:sums]
         self._tables = registers[len(registers) - row.tables :]
         self._free = registers[sums : len(registers) - row.tables]
@@ -200,7 +227,7 @@ class _Writer:
         for number, table in enumerate(self._tables):
             code.load_numbers(table, [lane // row.group * row.group + number for lane in range(row.lanes)])
         code.add_number(RDI, -row.head * row.pixel * _FLOAT)
-        if row.is_wide:
+        if self._is_wide:
             self._blocks(self._vectors_of)
         else:
             self._vectors(self._columns)
@@ -213,12 +240,10 @@ class _Writer:
         vectors = code.here()
         write()
         code.add_field(RDI, 8 * SOURCE_STEP, RCX)
-        for register, nbytes in (
-            (RSI, row.window * row.row_weights),
-            (RDX, row.together * row.vector * _FLOAT),
-            (R14, row.width),
-        ):
-            code.add_number(register, nbytes)
+        for _ in range(row.together):
+            code.add_field(RDX, 8 * NEXT_VECTOR, RCX)
+        code.add_number(RSI, row.window * row.row_weights)
+        code.add_number(R14, row.width)
         code.add_number(R15, -1)
         code.jump_if_not_zero(vectors)
 
@@ -238,14 +263,16 @@ class _Writer:
     def _blocks(self, write: Callable[[Block], None]) -> None:
         """What `write` writes for each block of a row: rdi and rdx are where it begins in image and result."""
         row, code = self._row, self._code
-        for count, block in row.blocks():
-            if count > 1:
-                code.set_number(RBX, count)
+        count = COUNTS
+        for are_several, block in self._row_blocks:
+            if are_several:
+                code.load_field(RBX, 8 * count, RCX)
+                count += 1
             again = code.here()
             write(block)
             code.add_number(RDI, len(block) * row.stride * row.pixel * _FLOAT)
             code.add_number(RDX, len(block) * row.written * _FLOAT)
-            if count > 1:
+            if are_several:
                 code.add_number(RBX, -1)
                 code.jump_if_not_zero(again)
 
@@ -293,10 +320,11 @@ class _Writer:
         code.add_number(R11, row.width)
         code.add_number(RBP, -1)
         code.jump_if_not_zero(channels)
-        code.add_number(R10, (row.plane - run) * _FLOAT)
+        code.add_field(R10, 8 * NEXT_RUN, RCX)
         code.add_number(R9, -1)
         code.jump_if_not_zero(runs)
-        code.add_number(R10, -row.read // run * row.plane * _FLOAT)
+        code.load_field(R9, 8 * ALL_RUNS, RCX)
+        code.subtract(R10, R9)
         code.add_number(R11, row.row_weights - row.read * row.width)
 
     def _channel(self, block: Block, channel: int) -> None:
@@ -341,11 +369,15 @@ class _Writer:
     def _finish(self, block: Block) -> None:
         """Does the post-ops and writes the sums."""
         row, code = self._row, self._code
-        for vector, (column, part) in zip(self._sums, product(range(len(block)), range(row.together)), strict=False):
-            offset, others = (column * row.written + part * row.vector) * _FLOAT, iter(_OTHERS)
+        parts = (RDX, R10, R11)[: row.together]
+        for before, register in pairwise(parts):
+            code.move(register, before)
+            code.add_field(register, 8 * NEXT_VECTOR, RCX)
+        for vector, (column, target) in zip(self._sums, product(range(len(block)), parts), strict=False):
+            offset, others = column * row.written * _FLOAT, iter(_OTHERS)
             for write in self._post_ops:
                 if write is None:
-                    code.compute_memory(ADD, vector, vector, RDX, next(others), offset)
+                    code.compute_memory(ADD, vector, vector, target, next(others), offset)
                 else:
                     write(code, vector)
-            code.store_at(vector, RDX, offset)
+            code.store_at(vector, target, offset)

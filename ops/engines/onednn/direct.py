@@ -383,7 +383,7 @@ class _Calls:
 
     def __init__(self, layer: Layer, lanes: int, arrays: Mapping[int, Array], weights: Array) -> None:
         row = layer.row(lanes)
-        kernel = row_kernel(row)
+        kernel, self._of_sizes = row_kernel(row)
         if kernel is None:
             raise UnsupportedFeatureError("no machine code can be written here")
         self._layer, self._row, self._kernel = layer, row, kernel
@@ -418,7 +418,7 @@ class _Calls:
         row, image = self._row, self._layer.image
         image_row = image.row * self._layer.rows.dilation * _FLOAT
         bias = self._bias + span.target * _FLOAT
-        numbers = (image_row, span.vectors, image.offset(span.step) * _FLOAT, bias, *self._others)
+        numbers = (image_row, span.vectors, image.offset(span.step) * _FLOAT, bias, *self._others, *self._of_sizes)
         fields = np.array([(taps, *numbers) for taps in range(row.window + 1)], np.int64)
         self._kept.append(fields)
         return fields

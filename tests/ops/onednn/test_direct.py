@@ -16,6 +16,7 @@ from dagexec.ops.engines.onednn import convolution_family, direct
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.engines.onednn.implementation import rule
 from dagexec.ops.engines.onednn.problem import COMPOSED, Candidate, Problem
+from dagexec.ops.kernels.direct_kernels import COUNTS, NEXT_RUN, Row, row_kernel
 from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.scheduler.nets.simple import SimpleNet
@@ -313,3 +314,20 @@ def kept_bytes(channels: int) -> int:
 
 def test_a_row_is_one_call_whatever_the_channels() -> None:
     assert kept_bytes(256) - kept_bytes(64) < 64 * 48
+
+
+def test_rows_of_any_width_share_code_that_stays_for_good() -> None:
+    """Of 481 widths there are blocks of a few sizes, and of each a few that are left over."""
+    found = library()
+    assert found is not None
+    lanes = found.machine.lanes
+    bias, relu = True, (("relu", 0.0, 0.0),)
+    rows = [
+        Row(lanes, 1, 1, 3, 1, 1, 1, width, width, 32, width * width * 32, 32, lanes, 3, 1, bias, relu)
+        for width in range(32, 513)
+    ]
+    kernels = [row_kernel(row) for row in rows]
+    assert len({kernel.address for kernel in kernels}) < 60
+    for row, kernel in zip(rows, kernels, strict=True):
+        single = sum(count == 1 for count, _ in row.blocks())
+        assert sum(kernel.fields[COUNTS - NEXT_RUN :]) + single == -(-row.result // row.block)
