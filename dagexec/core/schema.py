@@ -299,6 +299,7 @@ class OpSchema:
         handles: inputs that hold another object than a tensor, a queue or a mutex, say; inference sees NO_TENSOR there.
         mutates: inputs whose object the operator changes without naming it as an output, such as a reader that it moves
             on; for the order of operators that counts as a write.
+        keeps: names of memory beside the blobs that an operator changes, from its definition; it counts as written.
         effects: it does more than write its outputs (files, queues, messages), so it stays when nothing reads them.
         does_io: what it reaches beside the blobs of its workspace; it is only made where that is allowed.
         reproducible: the same input gives the same bytes; fillers from a random generator do not promise it.
@@ -362,6 +363,7 @@ class OpSchema:
     cut: PiecesFunction | None = None
     handles: tuple[int, ...] = ()
     mutates: tuple[int, ...] = ()
+    keeps: Callable[[Node], Sequence[str]] | None = None
     effects: bool = False
     does_io: IO = IO.NONE
     reproducible: bool = True

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from dagexec.executor.dispatch.growth import Growth, may_grow
 from dagexec.executor.dispatch.statistics import OUTCOMES, ExecutorStatistics
 from dagexec.executor.interface import Interface
 from dagexec.executor.model_runner import ModelRunner
-from dagexec.executor.requests.call import Call
+from dagexec.executor.requests.call import PLAIN, Call
 from dagexec.executor.requests.request import Request, timed_out
 from dagexec.executor.requests.waiting import TaskWait, event_loop, on_a_thread
 from dagexec.executor.runs.inline import InlineRuns
@@ -284,6 +284,21 @@ class Executor(ModelRunner):
         Raises FeedError for names that the model does not have.
         """
         return session.Session(self, self._types_as_given(), self._steps, self._session_memory, states)
+
+    @contextmanager
+    def step_net(self, feeds: Mapping[str, Array]) -> Iterator[BaseNet | None]:
+        """The net of a step, prepared for inspection, where a run with these feeds is one; else None."""
+        steps = self._fed_steps
+        arrays = None if steps is None else steps.arrays(feeds)
+        step = None if steps is None or arrays is None else steps.find(arrays, PLAIN)
+        if step is None:
+            yield None
+            return
+        net = next(one.net() for one in self._stepping if one is step.net.executor)
+        for name, array in step.fed.items():
+            net.workspace.feed_blob(name, array)
+        net.prepared()
+        yield net
 
     @cached_property
     def _fed_steps(self) -> FedSteps | None:

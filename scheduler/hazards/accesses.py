@@ -137,6 +137,12 @@ class _Collection:
         """`operator` uses these working memories, each in turn with its other users."""
         self.write(operator, [self.resource(("turns", name), name, exclusive=True) for name in names])
 
+    def change_kept(self, operator: int, graph: Graph) -> None:
+        """`operator` changes memory beside the blobs."""
+        keeps = graph.schemas[operator].keeps
+        names = () if keeps is None else keeps(graph.operators[operator])
+        self.write(operator, [self.resource(("kept", name), name) for name in names])
+
     def order_controls(self, graph: Graph, settled: Collection[int] = ()) -> None:
         """Give each control input a resource of its own: it stands for order only, not for memory.
 
@@ -181,6 +187,7 @@ def named_accesses(graph: Graph) -> Accesses:
             collection.read(index, [blob(viewed) for viewed in _origins(name, origin)])
         collection.write(index, [blob(name) for name in definition.output])
         collection.write(index, [blob(definition.input[place]) for place in _mutated(graph, index)])
+        collection.change_kept(index, graph)
         collection.take_turns(index, _argued_turns(graph, index))
     collection.order_controls(graph)
     return collection.finished()
@@ -292,6 +299,7 @@ def prepared_accesses(
             collection.write(index, resources(id(operator.input_blobs[place])))
         for number in memory.working[index]:
             collection.write(index, resources(number))
+        collection.change_kept(index, graph)
         collection.take_turns(index, turns_of(operator, prepared[index]))
     collection.order_controls(graph, {index for index, record in enumerate(prepared) if record.is_settled})
     return collection.finished()

@@ -15,6 +15,7 @@ import numpy as np
 from dagexec.core.caches import caches_of
 from dagexec.core.dtypes import BOOL, FLOAT32, INT64
 from dagexec.core.gradient import not_differentiable
+from dagexec.core.node import Node
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import new_operator
 from dagexec.core.rows_call import RowsCall
@@ -142,11 +143,17 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
     return Cost(flops, sum(one.nbytes for one in call.inputs), sum(one.nbytes for one in outputs))
 
 
+def _kept(node: Node) -> list[str]:
+    arguments = node.arguments(node.type)
+    return [f"cache {arguments.string(name, name)!r}" for name in ("keys", "values")]
+
+
 @new_operator(
     CACHED_ATTENTION,
     inputs=(5, 7),
     outputs=(1, 1),
     infer=infer_cached_attention,
+    keeps=_kept,
     doc="K and V are put behind the positions of a session's cache; Y = softmax(scale Q K^T, masked, + bias) V "
     "for each head and all positions that it has then. (dagexec's own, for sessions.)",
     input_names=(

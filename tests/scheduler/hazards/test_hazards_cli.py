@@ -12,6 +12,7 @@ import pytest
 
 import dagexec
 from dagexec import NetDef, OperatorDef
+from dagexec.core.arguments import make_argument
 from dagexec.core.device import Device
 from dagexec.scheduler.exploration import run_states
 from dagexec.scheduler.hazards import check
@@ -21,6 +22,7 @@ from dagexec.scheduler.run.machine import Machine
 from dagexec.training.optimizer import SGD
 from dagexec.zoo import build_training
 from tests.command_line import Cli
+from tests.executor.decoders import CACHES, ELEMENTS, KEY_HEADS, decoder
 from tests.models import light_model_path
 
 LENET = Path(__file__).parents[2] / "fixtures" / "caffe2" / "lenet"
@@ -67,6 +69,37 @@ def test_a_folder_of_caffe2_is_proved_for_every_net_type(checked: Cli, net_type:
     status, out, _ = checked(LENET, "--net-type", net_type, "--device", device, "--shape", "data=1,1,28,28", "--json")
     found = json.loads(out)
     assert (status, found["holds"], found["by_name"]) == (0, True, False)
+
+
+def test_the_net_of_a_step_is_proved_as_well(checked: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "decoder.onnx"
+    path.write_bytes(decoder().SerializeToString())
+    options = ["--device", "cpu", "--net-type", "dag", "--num-workers", 2, "--optimize"]
+    for name in CACHES:
+        options += ["--shape", f"{name}=1,{KEY_HEADS},20,{ELEMENTS}"]
+    status, out, _ = checked(path, *options, "--json")
+    step = json.loads(out)["step"]
+    assert (status, step["holds"], step["pairs_checked"] > 0) == (0, True, True)
+    assert step["resources"] > 2 * len(CACHES)
+    status, out, _ = checked(path, *options)
+    assert "decoder: a step" in out
+
+
+def test_two_operators_that_add_to_one_cache_are_not_ordered() -> None:
+    """No net of a step has them (`test_stepping.py`)."""
+    inputs = [f"{name}{number}" for number in (1, 2) for name in "qkv"]
+    attend = [
+        OperatorDef(
+            type="CachedAttention",
+            input=[*inputs[3 * number : 3 * number + 3], "cache", "length"], output=[f"y{number}"],
+            arg=[make_argument("keys", "k"), make_argument("values", value)],
+        )
+        for number, value in enumerate(("v", "w"))
+    ]  # fmt: skip
+    net = NetDef(name="twice", op=attend, external_input=[*inputs, "cache", "length"])
+    with dagexec.compile((NetDef(), net), optimize=False, net_type="dag", num_workers=2) as executor:
+        (unordered,) = check.check_net(executor.net(), by_name=True).unordered
+    assert "WAW on cache 'k'" in str(unordered)
 
 
 def test_without_shapes_blobs_go_by_name_and_that_is_said(checked: Cli) -> None:
