@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import parser as onnx_parser
 
+import dagexec
 from dagexec import NetDef
 from dagexec.core.choices import choices
 from dagexec.core.proto import OperatorDef
@@ -40,8 +42,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
     monkeypatch.setattr("dagexec.ops.engines.onednn.operator.read_recipe", counted)
     recipe._recipes.clear()
+    recipe._latest.clear()
     yield found
     recipe._recipes.clear()
+    recipe._latest.clear()
 
 
 def onednn(definition: OperatorDef) -> OperatorDef:
@@ -184,7 +188,9 @@ def test_who_follows_goes_on_with_the_implementation_for_all_batches(asked: Coun
         assert asked["FC"] == 2
 
 
-def test_a_recipe_goes_with_the_last_preparation_that_follows_it(asked: Counter[str]) -> None:
+def test_a_recipe_goes_with_the_last_preparation_that_follows_it_or_when_others_are_the_latest(
+    asked: Counter[str],
+) -> None:
     layers = pairs(("Softmax", ["x"], ["y"], {}))
     with net(layers, {"x": normal(1, 4, 16)}) as first:
         first.run()
@@ -192,6 +198,9 @@ def test_a_recipe_goes_with_the_last_preparation_that_follows_it(asked: Counter[
             second.run()
         del second
         first._forget_preparations()
+        gc.collect()
+        assert len(recipe._recipes) == 1
+        recipe._latest.clear()
         gc.collect()
         assert not recipe._recipes
     assert asked["Softmax"] == 1
@@ -265,3 +274,24 @@ def test_what_was_found_out_for_a_convolution_keeps_no_tensor() -> None:
     del running, tensors
     gc.collect()
     assert all(one() is None for one in held)
+
+
+def test_a_loop_whose_values_grow_asks_for_primitives_once_for_all_its_runs(asked: Counter[str]) -> None:
+    """Its body prepares operators one by one, as their shapes change in every iteration."""
+    model = onnx_parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        doubling (int64 n, float[k, 24] x) => (float[m, 24] z) {
+            z = Loop (n, , x) <body = body (int64 i, bool c, float[k, 24] a) => (bool d, float[m, 24] joined) {
+                d = Identity (c)
+                b = Softmax <axis = -1> (a)
+                joined = Concat <axis = 0> (a, b)
+            }>
+        }""")
+    with dagexec.compile(model) as executor:
+        feeds = {"n": np.array(9), "x": normal(1, 3, 24)}
+        first = executor.run(feeds)["z"]
+        once = asked["Softmax"]
+        again = executor.run(feeds)["z"]
+    assert once >= 9
+    assert asked["Softmax"] == once
+    assert again.tobytes() == first.tobytes()
