@@ -96,8 +96,8 @@ def phases_of(step: Step) -> Phases | None:
     return None if call is None else (((call,),),)
 
 
-Remake = Callable[..., Step]
-"""Makes the same step for other arrays of the same types and shapes, and the label of another operator."""
+Remake = Callable[..., Any]
+"""Makes the same step, or what has it as `step`, for other arrays of the same types and shapes and another label."""
 
 _REMAKING = "remaking"
 

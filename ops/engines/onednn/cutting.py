@@ -7,15 +7,16 @@ elements, normalizations of rows, poolings of channels. The implementation is th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from dagexec.core.native import NativeStep, can_run
-from dagexec.core.operator import Step
+from dagexec.core.native import NativeStep, can_run, declare_remade
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.layout import BLOCKS, NHWC
-from dagexec.ops.engines.onednn.bound import BoundPrimitive, Rebindable
+from dagexec.ops.engines.onednn.bound import BoundPrimitive, Rebindable, memory_at
 from dagexec.ops.engines.onednn.descriptors import (
     ATTR_SCALES,
     DIFF_SRC,
@@ -28,7 +29,7 @@ from dagexec.ops.engines.onednn.descriptors import (
     Array,
     Descriptor,
 )
-from dagexec.ops.engines.onednn.primitive import PrimitiveDescriptor
+from dagexec.ops.engines.onednn.primitive import Primitive, PrimitiveDescriptor
 from dagexec.ops.kernels.tables import shares
 from dagexec.platform.addresses import address_of
 
@@ -47,21 +48,28 @@ class Parts(Rebindable):
 
     Attributes:
         bounds: of the parts.
+        step: the step whose pieces are the parts.
     """
 
-    def __init__(self, bounds: Sequence[BoundPrimitive], arguments: Sequence[Arguments], whole: Mapping[int, Array]):
-        """`arguments` of the parts, of which some lie in the arrays of the `whole`."""
+    def __init__(
+        self, bounds: Sequence[BoundPrimitive], offsets: Sequence[Mapping[int, int]], whole: Mapping[int, Array]
+    ) -> None:
+        """`offsets` are the bytes of arrays of the `whole` at which the arguments of each part begin, by number."""
         self.bounds = bounds
-        self._offsets = [
-            {number: address_of(one[number][1]) - address_of(array) for number, array in whole.items()}
-            for one in arguments
-        ]
+        self._offsets = offsets
         self._sizes = {number: array.nbytes for number, array in whole.items()}
-
-    @property
-    def step(self) -> Step:
-        """The step whose pieces are the parts."""
-        return NativeStep((tuple((bound.native_call,) for bound in self.bounds),))
+        self.step = NativeStep((tuple([(bound.native_call,) for bound in bounds]),))
+        arrays, numbers = list(whole.values()), list(whole)
+        parts = []
+        for bound, at in zip(bounds, offsets, strict=True):
+            arguments = []
+            for number, memory in bound.memories.items():
+                if number not in at:  # working memory of its own
+                    arrays.append(memory.array)
+                place = numbers.index(number) if number in at else len(arrays) - 1
+                arguments.append((number, memory.descriptor, place, at.get(number, 0)))
+            parts.append((bound.primitive, arguments))
+        declare_remade(self.step, partial(_again, parts, offsets, numbers), arrays)
 
     def move(self, number: int, array: Array) -> None:
         elements = array.reshape(-1)
@@ -72,11 +80,34 @@ class Parts(Rebindable):
         return self._sizes[number]
 
 
+def _again(
+    parts: Sequence[tuple[Primitive, Sequence[tuple[int, Descriptor, int, int]]]],
+    offsets: Sequence[Mapping[int, int]],
+    numbers: Sequence[int],
+    *arrays_and_label: Any,
+) -> Parts:
+    """The same primitives on other arrays: the whole, argument by argument, and working memory."""
+    *arrays, label = arrays_and_label
+    places = list(map(address_of, arrays))
+    bounds = []
+    for primitive, arguments in parts:
+        memories = [
+            memory_at(primitive.library, layout, arrays[place], places[place] + offset, label)
+            for _, layout, place, offset in arguments
+        ]
+        bounds.append(BoundPrimitive(primitive, tuple([number for number, *_ in arguments]), memories, label))
+    return Parts(bounds, offsets, dict(zip(numbers, arrays, strict=False)))
+
+
 def parts_of_whole(
     asked: Sequence[tuple[PrimitiveDescriptor, Arguments]], whole: Mapping[int, Array], bind: Bind
 ) -> Parts:
     """Primitives on their arguments, parts of the `whole`."""
-    return Parts([bind(*one) for one in asked], [arguments for _, arguments in asked], whole)
+    offsets = [
+        {number: address_of(arguments[number][1]) - address_of(array) for number, array in whole.items()}
+        for _, arguments in asked
+    ]
+    return Parts([bind(*one) for one in asked], offsets, whole)
 
 
 def cut_primitive(

@@ -24,6 +24,7 @@ from dagexec.core.native import Remake, remade
 from dagexec.core.operator import Prepared, Rebind, Step, in_sequence, parts_of
 from dagexec.core.tensor import Tensor
 from dagexec.ops.engines.onednn.bound import ArgumentRebind, BoundPrimitive, Memory, bound_primitive_of, memory_at
+from dagexec.ops.engines.onednn.cutting import Parts
 from dagexec.ops.engines.onednn.descriptors import Array, Descriptor
 from dagexec.ops.engines.onednn.primitive import Primitive
 from dagexec.platform.addresses import address_of
@@ -77,10 +78,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class _Remaking:
-    """A step that is made anew: what makes it, and the places of the arrays that it is made for."""
+    """A step that is made anew: what makes it, the places of the arrays that it is made for, and what may move."""
 
     make: Remake
     places: tuple[int | _Packed, ...]
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -213,11 +216,13 @@ def read_recipe(
             for form, array in constant.forms().items():
                 address = address_of(array)
                 places.setdefault(address, _Packed(index, form, array.nbytes, operator.packing_at(address)))
+    sizes = [array.nbytes for array in (*tensors.arrays, *working)]
     calls: list[Call | _Remaking] = []
     for step in parts_of(prepared.step):
         bound = bound_primitive_of(step)
+        moved = [_moved(found, step) for found in (prepared.input_rebinds, prepared.output_rebinds)]
         if bound is None:
-            remaking = _read_remaking(step, places, tensors)
+            remaking = _read_remaking(step, places, sizes, *moved)
             if remaking is None:
                 return None
             calls.append(remaking)
@@ -228,17 +233,24 @@ def read_recipe(
             if place is None:
                 return None
             arguments.append((memory.descriptor, place))
-        moved = [_moved(found, step) for found in (prepared.input_rebinds, prepared.output_rebinds)]
         calls.append(Call(bound.primitive, tuple(bound.memories), tuple(arguments), moved[0], moved[1]))
     offered = len(prepared.input_rebinds) + len(prepared.output_rebinds)
-    if offered != sum(len(call.inputs) + len(call.outputs) for call in calls if isinstance(call, Call)):
+    if offered != sum(len(call.inputs) + len(call.outputs) for call in calls):
         return None
-    sizes = tuple(array.nbytes for array in working)
-    return Recipe(tuple(calls), sizes, is_unseen, keeps_nan, dict(operator.names_for_all))
+    return Recipe(tuple(calls), tuple(sizes[len(tensors.arrays) :]), is_unseen, keeps_nan, dict(operator.names_for_all))
 
 
-def _read_remaking(step: Step, places: Mapping[int, _Place], tensors: Tensors) -> _Remaking | None:
-    """How `step` is made anew; None where it cannot be, or is for other arrays than whole tensors."""
+def _read_remaking(
+    step: Step,
+    places: Mapping[int, _Place],
+    sizes: Sequence[int],
+    inputs: tuple[tuple[int, int], ...],
+    outputs: tuple[tuple[int, int], ...],
+) -> _Remaking | None:
+    """How `step` is made anew; None where it cannot be, or is for other arrays than whole tensors and working memory.
+
+    These take `sizes` bytes. `inputs` and `outputs` are what may move.
+    """
     known = remade(step)
     if known is None:
         return None
@@ -246,8 +258,8 @@ def _read_remaking(step: Step, places: Mapping[int, _Place], tensors: Tensors) -
     found: list[int | _Packed] = []
     for array in arrays:
         place = places.get(address_of(array))
-        if isinstance(place, int) and place < len(tensors.arrays):
-            nbytes = tensors.arrays[place].nbytes
+        if isinstance(place, int):
+            nbytes = sizes[place]
         elif isinstance(place, _Packed):
             nbytes = place.nbytes
         else:
@@ -255,7 +267,7 @@ def _read_remaking(step: Step, places: Mapping[int, _Place], tensors: Tensors) -
         if nbytes != array.nbytes:
             return None
         found.append(place)
-    return _Remaking(make, tuple(found))
+    return _Remaking(make, tuple(found), inputs, outputs)
 
 
 def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) -> Prepared | None:
@@ -279,7 +291,10 @@ def follow_recipe(recipe: Recipe, operator: OneDNNOperator, tensors: Tensors) ->
     for call in recipe.calls:
         if isinstance(call, _Remaking):
             given = [arrays[place] if type(place) is int else packed[id(place)] for place in call.places]
-            steps.append(call.make(*given, label))
+            made = call.make(*given, label)
+            steps.append(made.step if isinstance(made, Parts) else made)
+            inputs.update({index: ArgumentRebind(made, number) for index, number in call.inputs})
+            outputs.update({index: ArgumentRebind(made, number) for index, number in call.outputs})
             continue
         memories: list[Any] = [
             memory_at(library, descriptor, arrays[place], addresses[place], label)
@@ -301,7 +316,7 @@ def _moved(rebinds: Mapping[int, Rebind], step: object) -> tuple[tuple[int, int]
     return tuple(
         (index, rebind.number)
         for index, rebind in rebinds.items()
-        if isinstance(rebind, ArgumentRebind) and rebind.bound is step
+        if isinstance(rebind, ArgumentRebind) and getattr(rebind.bound, "step", None) is step
     )
 
 

@@ -23,6 +23,7 @@ from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import needs_onednn, normal
+from tests.ops.pieces import cut_into
 from tests.ops.running import Array, operator_def, workspace_of
 
 pytestmark = needs_onednn
@@ -94,10 +95,18 @@ FORMS: list[tuple[str, dict[str, object], list[tuple[int, ...]], Callable[..., A
 ]
 
 
+CUT = [(3, *form) for form in FORMS if form[0] in ("BatchMatMul", "Softmax", "LayerNorm")]
+
+
 @pytest.mark.parametrize("is_constant", [False, True])
-@pytest.mark.parametrize(("op_type", "arguments", "shapes", "formula"), FORMS, ids=[form[0] for form in FORMS])
+@pytest.mark.parametrize(
+    ("pieces", "op_type", "arguments", "shapes", "formula"),
+    [*((0, *form) for form in FORMS), *CUT],
+    ids=[*(form[0] for form in FORMS), *(f"{form[1]} in pieces" for form in CUT)],
+)
 def test_the_second_and_third_of_a_form_follow_the_first_one(
     asked: Counter[str],
+    pieces: int,
     op_type: str,
     arguments: dict[str, object],
     shapes: list[tuple[int, ...]],
@@ -111,7 +120,7 @@ def test_the_second_and_third_of_a_form_follow_the_first_one(
         for n in range(3)
     ]
     constants = [name for name in feeds if name[0] != "0"] if is_constant else []
-    with net(operators, feeds, constants) as layers:
+    with cut_into(pieces), net(operators, feeds, constants) as layers:
         layers.run()
         for n in range(3):
             given = [feeds[f"{i}{n}"].astype(np.float64) for i in range(len(shapes))]
