@@ -31,10 +31,14 @@ from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
 from dagexec.ops.families.attention.cached import CACHED_ATTENTION
 from dagexec.ops.families.attention.fused import FUSED_ATTENTION
+from dagexec.ops.families.attention.opening import CLOSE_CACHES, OPEN_CACHES
 from dagexec.platform.records import dataclass
 
 CACHE, LENGTH = "session/cache", "session/length"
 """Inputs of the net: the number of the caches, and how many positions they hold."""
+
+OPENED = "session/opened"
+"""The latter, once all layers have found the caches."""
 
 _PICKING = frozenset(("Gather", "GatherND"))
 
@@ -128,7 +132,8 @@ class _Stepping:
         self._known[LENGTH] = Known(
             TensorType((1,), INT64), content=Sum(np.zeros(1, np.int64), np.ones(1, np.int64)), varies=True
         )
-        self._known[CACHE] = Known(TensorType((1,), INT64), varies=True)
+        for name in (CACHE, OPENED):
+            self._known[name] = Known(TensorType((1,), INT64), varies=True)
         self._nodes: list[Node] = []
         self._constants: dict[str, Array] = {}
         self._layers: list[Layer] = []
@@ -152,7 +157,10 @@ class _Stepping:
                 raise NotSteppingError(f"output {name!r} grows")
         inputs = {name: info for name, info in model.inputs.items() if name not in self._states}
         number = InputInfo(INT64, (1,))
-        program = type(model.program)(tuple(self._nodes), model.program.header)
+        attended = [node.output[0] for node in self._nodes if node.type == CACHED_ATTENTION]
+        opening = new_node(OPEN_CACHES, [CACHE, LENGTH], [OPENED])
+        nodes = opening, *self._nodes, new_node(CLOSE_CACHES, [OPENED, *attended])
+        program = type(model.program)(nodes, model.program.header)
         parameters = {**model.parameters, **self._constants}
         made = model.changed(
             net=program, outputs=outputs, parameters=parameters, inputs={**inputs, CACHE: number, LENGTH: number}
@@ -473,7 +481,7 @@ class _Stepping:
         for one in masks:
             if self._ends(one, 4) != (3, added):
                 raise NotSteppingError("a mask has not one column for each position")
-        names = [node.input[0], keys[1], values[1], CACHE, LENGTH, *node.input[3:]]
+        names = [node.input[0], keys[1], values[1], CACHE, OPENED, *node.input[3:]]
         values_of_node = shared({**node.values, "keys": keys[0].encode(), "values": values[0].encode()})
         made = Node(CACHED_ATTENTION, names, node.output, values_of_node, name=node.name, engine=node.engine)
         (kind,) = self._types(made, [self._known[name].type for name in names], [None] * len(names))

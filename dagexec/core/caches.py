@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -22,6 +22,7 @@ from dagexec.platform.host_memory import check_fits
 from dagexec.platform.threads import threads
 
 Array = npt.NDArray[Any]
+Sizes = tuple[int, ...]
 
 _LINE = 16
 """Elements of a cache line, by which rows of keys are longer than they need be: as many bytes as a power of two apart
@@ -52,53 +53,28 @@ class Caches:
         self.values: dict[str, Array] = {}
         self.capacity = 0
         self._sessions = 1
+        self._moves = 0
         self._lock = threads().lock()
         _all[self.number] = self
 
     def renew(self) -> None:
-        """A run was given up: it does not write here from now on, even where it is still being computed."""
+        """A run was given up: it does not write here from now on, even where it is still being computed.
+
+        It may have found arrays that it will write to, which are left to it.
+        """
         with self._lock:
+            self.keys = {layer: _copied(array) for layer, array in self.keys.items()}
+            self.values = {layer: array.copy() for layer, array in self.values.items()}
+            self._moves += 1
             renewals = (self.number >> _BITS) + 1
             self.number = self.number % (1 << _BITS) + (renewals % _MOST_RENEWALS << _BITS)
 
-    def appended(
-        self, number: int, layer: tuple[str, str], new: tuple[Array, Array], start: int, label: str
-    ) -> tuple[Array, Array] | None:
-        """Keys and values of a layer with new positions behind the `start` that there are.
-
-        None, and nothing is written, where `number` is not that of now. Raises ShapeError, naming the operator `label`,
-        where the new ones do not fit.
-        """
+    def at(self, number: int, length: int) -> Held | None:
+        """What a run reads and writes that begins now; None where `number` is not that of now."""
         with self._lock:
             if number != self.number:
                 return None
-            added = self._added_to_fed if self.fed is not None else self._added
-            arrays = added(layer, new, start, start + new[0].shape[2])
-        if arrays is None:
-            raise ShapeError(f"{label}: {new[0].shape[2]} positions behind {start} do not fit into the cache")
-        return arrays
-
-    def _added_to_fed(
-        self, layer: tuple[str, str], new: tuple[Array, Array], start: int, stop: int
-    ) -> tuple[Array, Array] | None:
-        assert self.fed is not None
-        for made, name, array in zip((self.keys, self.values), layer, new, strict=True):
-            past = self.fed[name]
-            if past.shape[:2] != array.shape[:2] or past.shape[2:] != (start, array.shape[3]):
-                return None
-            made[name] = np.empty((*array.shape[:2], stop, array.shape[3]), np.float32)
-            np.concatenate((past, array), 2, out=made[name])
-        return self.keys[layer[0]].swapaxes(2, 3), self.values[layer[1]]
-
-    def _added(
-        self, layer: tuple[str, str], new: tuple[Array, Array], start: int, stop: int
-    ) -> tuple[Array, Array] | None:
-        keys, values = self.keys[layer[0]], self.values[layer[1]]
-        if not 0 <= start <= stop <= self.capacity or keys.shape[:3] != (*new[0].shape[:2], new[0].shape[3]):
-            return None
-        keys[..., start:stop] = new[0].swapaxes(2, 3)
-        values[:, :, start:stop] = new[1]
-        return keys, values
+            return Held(self.keys, self.values, self.fed, self.capacity, length, (number, self._moves))
 
     @property
     def is_shared(self) -> bool:
@@ -131,14 +107,14 @@ class Caches:
         made_keys, made_values = dict[str, Array](), dict[str, Array]()
         for layer, array in keys.items():
             batch, heads, _, elements = array.shape
-            whole = np.empty((batch, heads, elements, capacity + _LINE), np.float32)
-            made_keys[layer] = whole[..., :capacity]
+            made_keys[layer] = _new_keys((batch, heads, elements, capacity))
             made_keys[layer][..., :length] = array[:, :, :length].swapaxes(2, 3)
         for layer, array in values.items():
             batch, heads, _, elements = array.shape
             made_values[layer] = np.empty((batch, heads, capacity, elements), np.float32)
             made_values[layer][:, :, :length] = array[:, :, :length]
-        self.keys, self.values, self.capacity = made_keys, made_values, capacity
+        with self._lock:
+            self.keys, self.values, self.capacity, self._moves = made_keys, made_values, capacity, self._moves + 1
 
     def held(self, length: int) -> tuple[dict[str, Array], dict[str, Array]]:
         """Keys and values of the first `length` positions, [batch, heads, positions, elements] by layer: views."""
@@ -152,6 +128,62 @@ def bytes_of_caches(arrays: Iterable[Array], capacity: int) -> int:
     return elements * capacity * FLOAT32.itemsize
 
 
+def _new_keys(shape: Sizes) -> Array:
+    keys: Array = np.empty((*shape[:3], shape[3] + _LINE), np.float32)[..., : shape[3]]
+    return keys
+
+
+def _copied(keys: Array) -> Array:
+    own = _new_keys(keys.shape)
+    own[...] = keys
+    return own
+
+
+class Held(NamedTuple):
+    """What a run reads and writes of a session, which may let go of it meanwhile.
+
+    Attributes:
+        keys, values, fed, capacity: as of `Caches`.
+        length: how many positions there are.
+        memory: where it is, told from wherever else it was.
+    """
+
+    keys: dict[str, Array]
+    values: dict[str, Array]
+    fed: Mapping[str, Array] | None
+    capacity: int
+    length: int
+    memory: tuple[int, int]
+
+    def check_room(self, count: int, label: str) -> None:
+        """Raises ShapeError, naming the operator `label`, where there is no room for so many positions more."""
+        if self.fed is None and not 0 <= self.length <= self.capacity - count:
+            raise self._misfit(count, label)
+
+    def layer(self, names: tuple[str, str], new: tuple[Sizes, Sizes], label: str) -> tuple[Array, Array]:
+        """Keys and values of a layer, with room for new ones of these sizes behind those that there are.
+
+        Raises ShapeError, naming the operator `label`, where they do not fit.
+        """
+        batch, heads, count, elements = new[0]
+        if self.fed is not None:
+            for made, name, sizes in zip((self.keys, self.values), names, new, strict=True):
+                past = self.fed[name]
+                if past.shape != (*sizes[:2], self.length, sizes[3]):
+                    raise self._misfit(count, label)
+                made[name] = np.empty((*sizes[:2], self.length + count, sizes[3]), np.float32)
+                made[name][:, :, : self.length] = past
+            return self.keys[names[0]].swapaxes(2, 3), self.values[names[1]]
+        self.check_room(count, label)
+        keys, values = self.keys[names[0]], self.values[names[1]]
+        if keys.shape[:3] != (batch, heads, elements):
+            raise self._misfit(count, label)
+        return keys, values
+
+    def _misfit(self, count: int, label: str) -> ShapeError:
+        return ShapeError(f"{label}: {count} positions behind {self.length} do not fit into the cache")
+
+
 _all: WeakValueDictionary[int, Caches] = WeakValueDictionary()
 
 
@@ -161,3 +193,22 @@ def caches_of(number: int, label: str) -> Caches:
     if caches is None:
         raise MissingBlobError(f"{label}: there are no caches with this number; only sessions have some")
     return caches
+
+
+class Found(NamedTuple):
+    """What a run finds.
+
+    Attributes:
+        held: of each session; None for none, or where the run was given up before it began.
+        memory: where it is, told from wherever else it was.
+    """
+
+    held: list[Held | None]
+    memory: list[tuple[int, int] | None]
+
+
+def found_caches(numbers: Array, lengths: Array, label: str) -> Found:
+    """What caches with these numbers hold; 0 is none. Raises as `caches_of`."""
+    pairs = zip(numbers.tolist(), lengths.tolist(), strict=True)
+    held = [caches_of(number, label).at(number, length) if number else None for number, length in pairs]
+    return Found(held, [one and one.memory for one in held])

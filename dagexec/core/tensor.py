@@ -72,7 +72,9 @@ class Tensor:
         shape, meta: of its elements.
     """
 
-    __slots__ = ("_address", "_array", "_constant", "_grows", "_is_view", "_storage", "meta", "runtime", "shape")
+    __slots__ = (
+        "__weakref__", "_address", "_array", "_constant", "_grows", "_is_view", "_storage", "meta", "runtime", "shape",
+    )  # fmt: skip
 
     def __init__(self, device: Device = CPU) -> None:
         """Raises DeviceError when there is no such device here."""

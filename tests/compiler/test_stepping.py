@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec.compiler.stepping import CACHE, LENGTH, NotSteppingError, Stepping, stepping_net
+from dagexec.compiler.stepping import CACHE, LENGTH, OPENED, NotSteppingError, Stepping, stepping_net
 from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node, new_node
@@ -41,6 +41,11 @@ def stepping(nodes: Sequence[Node], outputs: Sequence[str] = ("y",), **parameter
     return stepping_net(model, {"k": "k2", "v": "v2"}, types, growing, FULL)
 
 
+def inner(made: Stepping) -> Sequence[Node]:
+    """What is done while caches are open."""
+    return made.model.program.op[1:-1]
+
+
 LENGTH_OF_CACHE = [
     new_node("Shape", ["k"], ["sizes"]),
     new_node("Gather", ["sizes", "two"], ["past"]),
@@ -51,8 +56,10 @@ NUMBERS: dict[str, Any] = {"two": 2, "one": 1, "zero": 0}
 
 def test_caches_leave_the_inputs_and_outputs() -> None:
     made = stepping(ATTENTION)
-    assert [node.type for node in made.model.program.op] == ["CachedAttention"]
-    assert made.model.program.op[0].input == ("q", "new_k", "new_v", CACHE, LENGTH)
+    opening, attention, closing = made.model.program.op
+    assert (opening.type, opening.input, opening.output) == ("OpenCaches", (CACHE, LENGTH), (OPENED,))
+    assert (attention.type, attention.input) == ("CachedAttention", ("q", "new_k", "new_v", CACHE, OPENED))
+    assert (closing.type, closing.input) == ("CloseCaches", (OPENED, "y"))
     assert made.model.outputs == ("y",)
     assert set(made.model.inputs) == {"q", "new_k", "new_v", "grown", CACHE, LENGTH}
     assert [(layer.keys, layer.values) for layer in made.layers] == [("k", "v")]
@@ -60,7 +67,7 @@ def test_caches_leave_the_inputs_and_outputs() -> None:
 
 def test_the_engine_of_attention_stays() -> None:
     by_kernels = [*ATTENTION[:2], new_node("FusedAttention", ["q", "k2", "v2"], ["y"], engine="ONEDNN")]
-    assert [node.engine for node in stepping(by_kernels).model.program.op] == ["ONEDNN"]
+    assert [node.engine for node in inner(stepping(by_kernels))] == ["ONEDNN"]
 
 
 def test_what_follows_from_the_length_is_a_sum() -> None:
@@ -73,11 +80,11 @@ def test_what_follows_from_the_length_is_a_sum() -> None:
         new_node("FusedAttention", ["q2", "k2", "v2"], ["y"]),
     ]
     made = stepping(position, **NUMBERS)
-    kinds = [node.type for node in made.model.program.op]
+    kinds = [node.type for node in inner(made)]
     assert kinds == ["Mul", "Add", "Cast", "Mul", "CachedAttention"]
     numbers = [
         made.model.parameters[name]
-        for node in made.model.program.op[:2]
+        for node in inner(made)[:2]
         for name in node.input[::1]
         if name in made.model.parameters
     ]
@@ -93,7 +100,7 @@ def test_masks_are_made_for_full_caches() -> None:
         *MASKED,
     ]
     made = stepping(mask, nothing=np.float32(0), hidden=np.float32(-1e9), **NUMBERS)
-    assert [node.type for node in made.model.program.op] == ["Squeeze", "Mul", "Add", "LE", "Where", "CachedAttention"]
+    assert [node.type for node in inner(made)] == ["Squeeze", "Mul", "Add", "LE", "Where", "CachedAttention"]
     (columns,) = (array for array in made.model.parameters.values() if array.size > 1)
     assert columns.tolist() == list(range(FULL + 1))
 
@@ -119,7 +126,7 @@ BUCKETS = [
 
 def test_what_each_distance_picks_of_a_table_is_told() -> None:
     made = stepping(BUCKETS, table=np.zeros(5, np.float32), **NUMBERS)
-    assert made.model.program.op[-1].type == "CachedAttention"
+    assert inner(made)[-1].type == "CachedAttention"
     with pytest.raises(NotSteppingError, match="Gather picks of 'table' what may not be there"):
         stepping(BUCKETS, table=np.zeros(4, np.float32), **NUMBERS)  # log 64 is 4.2
 

@@ -66,9 +66,10 @@ class Net(ModelRunner):
         self._under_way.add(caches.number)
         before = _digest(caches, start)
         _others_go_on()
-        for layer in LAYERS:
-            new = np.full((1, KEY_HEADS, 1, ELEMENTS), token, np.float32)
-            caches.appended(number, (layer.keys, layer.values), (new, new), start, "step")
+        held, new = caches.at(number, start), (1, KEY_HEADS, 1, ELEMENTS)
+        for layer in LAYERS if held else ():
+            keys, values = held.layer((layer.keys, layer.values), (new, new), "step")
+            keys[..., start] = values[:, :, start] = token
         _others_go_on()
         assert _digest(caches, start) == before, "what was there has changed"
         self._under_way.remove(caches.number)

@@ -335,6 +335,8 @@ def attention() -> Iterator[Case]:
     yield case("FusedAttention", q, q, q, batch(1, 16, 16), bias=1)
     new, numbers = batch(4, 1, 32), (batch(draw=cache_numbers), batch(draw=integers(0, 21)))
     yield case("CachedAttention", new, new, new, *numbers, batch(1, 1, 64), bias=1, keys="k", values="v")
+    yield case("OpenCaches", *numbers)
+    yield case("CloseCaches", numbers[1], new, outputs=0)
     lying, order = batch(16, 4, 32), [0, 2, 1, 3]
     yield case("FusedAttention", lying, lying, lying, q_axes=order, k_axes=order, v_axes=order, y_axes=order)
 

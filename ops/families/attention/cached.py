@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dagexec.core.caches import caches_of
+from dagexec.core.caches import Held, found_caches
 from dagexec.core.dtypes import BOOL, FLOAT32, INT64
 from dagexec.core.gradient import not_differentiable
 from dagexec.core.node import Node
@@ -29,6 +29,10 @@ CACHED_ATTENTION = "CachedAttention"
 OPERANDS = ("q_axes", "k_axes", "v_axes")
 CACHE, LENGTH, MASK = 3, 4, 5  # inputs
 _RANK = 4
+
+Opened = tuple[Array, Array, int]
+"""Of a session: keys [rows, heads, elements, positions], values [rows, heads, positions, elements], and how many
+positions there are with the new ones, which are yet to be written."""
 
 
 @dataclass(frozen=True)
@@ -201,15 +205,19 @@ class CachedAttention(Operator):
         hidden, nan_to_zero = np.float32(arguments.float("hidden", -math.inf)), arguments.bool("nan_to_zero")
         q = sizes.by_head(self.x(0), 0).reshape(sizes.batch, sizes.key_heads, -1, sizes.queries, sizes.width)
         mask, bias = (None if index is None else self.x(index) for index in (sizes.mask, sizes.bias))
-        append, rows = self.appending(sizes), sizes.rows
+        k, v = sizes.by_head(self.x(1), 1), sizes.by_head(self.x(2), 2)
+        numbers, lengths, label = self.x(CACHE), self.x(LENGTH), self.label
+        opened, rows = self.opening(sizes), sizes.rows
 
         def step() -> None:
-            for place, caches in enumerate(append()):
+            for place, caches in enumerate(opened(found_caches(numbers, lengths, label).held)):
                 own = slice(place * rows, (place + 1) * rows)
                 if caches is None:
                     y[own] = 0
                     continue
                 keys, values, length = caches
+                new = slice(length - sizes.queries, length)
+                keys[..., new], values[:, :, new] = k[own].swapaxes(2, 3), v[own]
                 scores = (q[own] * scale) @ keys[:, :, None, :, :length]
                 flat = scores.reshape(rows, sizes.heads, sizes.queries, length)
                 if mask is not None:
@@ -225,26 +233,16 @@ class CachedAttention(Operator):
 
         return step
 
-    def appending(self, sizes: CachedSizes) -> Callable[[], list[tuple[Array, Array, int] | None]]:
-        """A function that adds K and V.
-
-        It gives, for each session, keys, values and how many positions there are now; None for rows of no session.
-        """
-        numbers, lengths = self.x(CACHE), self.x(LENGTH)
-        k, v = sizes.by_head(self.x(1), 1), sizes.by_head(self.x(2), 2)
+    def opening(self, sizes: CachedSizes) -> Callable[[Sequence[Held | None]], list[Opened | None]]:
+        """A function that gives what each session has in this layer, with room for K and V; None for rows of none."""
         layer = self.arguments.string("keys", ""), self.arguments.string("values", "")
-        label, queries, rows = self.label, sizes.queries, sizes.rows
-        places = [slice(number * rows, (number + 1) * rows) for number in range(sizes.sessions)]
-        new = [(k[own], v[own]) for own in places]
+        label, queries, own = self.label, sizes.queries, (sizes.rows, sizes.key_heads, sizes.queries)
+        new = (*own, sizes.width), (*own, sizes.value_width)
 
-        def append() -> list[tuple[Array, Array, int] | None]:
-            appended: list[tuple[Array, Array, int] | None] = []
-            for number, length, own in zip(numbers.tolist(), lengths.tolist(), new, strict=True):
-                arrays = caches_of(number, label).appended(number, layer, own, length, label) if number else None
-                appended.append(None if arrays is None else (*arrays, length + queries))
-            return appended
+        def find(sessions: Sequence[Held | None]) -> list[Opened | None]:
+            return [held and (*held.layer(layer, new, label), held.length + queries) for held in sessions]
 
-        return append
+        return find
 
 
 def _until(array: Array, rows: slice, length: int) -> Array:

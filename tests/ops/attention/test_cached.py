@@ -62,15 +62,20 @@ class Case:
         keys, values = self.caches.held(self.length + self.new[0].shape[1])
         return [keys["k"].copy(), values["v"].copy()]
 
-    def net(self, engine: str, workspace: Workspace | None = None) -> SimpleNet:
+    def net(self, engine: str, workspace: Workspace | None = None, *, opens: bool = False) -> SimpleNet:
+        """Attention alone, or between OpenCaches and CloseCaches."""
         if workspace is None:
             workspace = self.workspace
             for name, array in self.feeds.items():
                 workspace.feed_blob(name, array)
         axes = {f"{name}_axes": AXES for name in "qkvy"}
         arguments = {"scale": 0.25, "keys": "k", "values": "v", **axes, **self.options}
-        definition = operator_def("CachedAttention", list(self.feeds), ["y"], engine=engine, **arguments)
-        return SimpleNet(NetDef(name="step", op=[definition]), workspace)
+        inputs = ["opened" if opens and name == "length" else name for name in self.feeds]
+        operators = [operator_def("CachedAttention", inputs, ["y"], engine=engine, **arguments)]
+        if opens:
+            operators.insert(0, operator_def("OpenCaches", ["cache", "length"], ["opened"]))
+            operators.append(operator_def("CloseCaches", ["opened", "y"], []))
+        return SimpleNet(NetDef(name="step", op=operators), workspace)
 
     def expected(self) -> Array:
         q, *new = (array.transpose(AXES).astype(float) for array in self.new)
@@ -139,11 +144,13 @@ def test_pieces_change_no_bytes_whoever_computes_them(sizes: tuple[int, ...], is
             net.run()
         results.append(case.workspace.fetch_blob("y").tobytes())
         (step,) = net.prepared().steps
-        *_, heads, _ = parts_of(step)
-        ((*pieces,),) = native_phases(heads)
+        open_caches, computing, _ = parts_of(step)
+        added, pieces = native_phases(computing)
         assert len(pieces) == min(count - (count > 1) * count % 2, sizes[0] * sizes[1])
         y = case.workspace.get_blob("y").tensor().array
         y[:] = 0
+        open_caches()
+        run_rows(shuffled(added, Random(count)))
         run_rows(shuffled(pieces, Random(count)))
         assert y.tobytes() == results[-1]
     assert len(set(results)) == 1
@@ -194,3 +201,56 @@ def test_rows_of_several_sessions_have_the_bytes_that_they_have_alone(engine: st
     assert not y[[given_up, -1]].any(), "a run that was given up, and a row of no session"
     with pytest.raises(AssertionError):
         np.testing.assert_array_equal(cases[given_up].held()[0], alone[given_up][1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_what_was_opened_before_gives_the_same_bytes(engine: str, is_fed: bool) -> None:
+    case = Case(2, 4, 2, 1, 16, 40, 64, bias=1)
+
+    def begin() -> None:
+        if is_fed:
+            case.caches = Caches(dict(zip("kv", case.past, strict=True)))
+            case.workspace.feed_blob("cache", np.array([case.caches.number]))
+        else:
+            case.caches.take({"k": case.past[0]}, {"v": case.past[1]}, case.length, 64)
+
+    net, results = case.net(engine), []
+    for own in (net, case.net(engine, opens=True)):
+        begin()
+        own.run()
+        held = (case.caches.keys["k"], case.caches.values["v"]) if is_fed else case.held()
+        results.append((case.workspace.fetch_blob("y").tobytes(), *(array.tobytes() for array in held)))
+    assert results[0] == results[1]
+
+
+@pytest.mark.skipif("ONEDNN" not in ENGINES, reason="no oneDNN")
+def test_between_opening_and_closing_there_are_native_calls_alone() -> None:
+    case = Case(1, 4, 2, 1, 16, 40, 64)
+    net = case.net("ONEDNN", opens=True)
+    net.run()
+    _, attention, closing = net.prepared().steps
+    assert len(native_phases(attention)) == 2
+    closing()
+    before = case.workspace.fetch_blob("y"), *case.held()
+    case.workspace.get_blob("q").tensor().array[:] = 1
+    attention()
+    for array, other in zip((case.workspace.fetch_blob("y"), *case.held()), before, strict=True):
+        np.testing.assert_array_equal(array, other, "what is closed is neither read nor written")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_that_is_given_up_while_it_is_computed_writes_nothing_to_the_session(engine: str) -> None:
+    case = Case(1, 4, 2, 1, 16, 40, 64)
+    net = case.net(engine, opens=True)
+    net.run()
+    case.caches.take({"k": case.past[0]}, {"v": case.past[1]}, case.length, 64)
+    opening, attention, closing = net.prepared().steps
+    opening()
+    before = case.held()
+    case.caches.renew()
+    for step in (attention, closing):
+        step()
+    for array, other in zip(case.held(), before, strict=True):
+        np.testing.assert_array_equal(array[:, :, : case.length], other[:, :, : case.length])
+        np.testing.assert_array_equal(array[:, :, case.length :], other[:, :, case.length :])
