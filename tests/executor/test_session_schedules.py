@@ -212,7 +212,7 @@ def test_every_schedule_with_few_preemptions(scenario: Callable[[], None], preem
         (Session, "cut_caches", lambda self: self._states.cut(self._length), another_session_needs_the_room),
         (SessionMemory, "wait", lambda self: None, another_session_needs_the_room),
     ],
-    ids=str,
+    ids=["runs overlap", "a fork overlaps", "a fork is written to", "a run is cut", "cutting is taken for a run"],
 )
 def test_mistakes_are_found(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, mistake: object, scenario: Callable[[], None]
