@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -35,7 +34,7 @@ from dagexec.errors import DagexecError, FeedError, PlanError, RunCancelledError
 from dagexec.executor.batching.row_blocks import RowBlocks
 from dagexec.executor.dispatch.dispatcher import Dispatcher
 from dagexec.executor.dispatch.growth import Growth, may_grow
-from dagexec.executor.dispatch.statistics import OUTCOMES, ExecutorStatistics
+from dagexec.executor.dispatch.statistics import ExecutorStatistics
 from dagexec.executor.interface import Interface
 from dagexec.executor.model_runner import ModelRunner
 from dagexec.executor.requests.call import PLAIN, Call
@@ -61,6 +60,7 @@ from dagexec.scheduler.run.run import waiting_time
 from dagexec.scheduler.workers.place import Place, beside
 
 if not TYPE_CHECKING:
+    batch_axes = LazyModule("dagexec.executor.batching.axes")
     fed = LazyModule("dagexec.executor.sessions.fed")
     joining = LazyModule("dagexec.executor.batching.joining")
     memory = LazyModule("dagexec.executor.sessions.memory")
@@ -74,6 +74,7 @@ if not TYPE_CHECKING:
 else:
     from dagexec.core.drawing import pictures
     from dagexec.executor import warm_up
+    from dagexec.executor.batching import axes as batch_axes
     from dagexec.executor.batching import joining
     from dagexec.executor.batching.axes import BatchAxes
     from dagexec.executor.batching.joining import Batching
@@ -136,7 +137,7 @@ class Executor(ModelRunner):
         self._origin = origin
         self._now = threads().monotonic
         self._stepping: list[Executor] = []
-        self._retired = Counter[str]()
+        self._retired: ExecutorStatistics | None = None
         self._open(parameters, place or new_place(model, options))
         if options.warm_start is not False:
             try:
@@ -310,27 +311,35 @@ class Executor(ModelRunner):
     def _steps(self) -> StepNets:
         """The nets of its sessions' steps."""
         model = self.model.changed(parameters=self._parameters.outlines())
-        return steps.StepNets(model, self._beside, self._retire)
+        return steps.StepNets(model, self._beside, self._retire, joins=self._batching is not None)
 
     @cached_property
     def _session_memory(self) -> SessionMemory:
         return memory.SessionMemory(self.model.name, self._options.session_bytes)
 
-    def _beside(self, model: Model) -> Executor:
-        """An executor of a net with the same parameters and some of its own, on the same workers."""
+    def _beside(self, model: Model, joins: bool) -> Executor:
+        """An executor of a net with the same parameters and some of its own, on the same workers.
+
+        Where it `joins` requests, rows that are zeros are of none. Raises RowsError where rows are not apart.
+        """
         parameters = Workspace(parent=self._replicas.parameters)
         for name, array in model.parameters.items():
             if not parameters.has_blob(name):
                 parameters.adopt_blob(name, array)
-        options = replace(self._options, tuning_seconds=0.0, warm_start=False, max_batch=1, batch_padding=None)
-        self._stepping.append(Executor(model, options, place=beside(self._place), parameters=parameters))
-        return self._stepping[-1]
+        options = replace(
+            self._options, tuning_seconds=0.0, warm_start=False, shapes=None, batch_axes=None, batch_padding=None,
+            max_batch=self._options.max_batch if joins else 1,
+        )  # fmt: skip
+        axes = batch_axes.BatchAxes(model, options, has_empty_rows=True) if joins else None
+        executor = Executor(model, options, place=beside(self._place), parameters=parameters, batch_axes=axes)
+        self._stepping.append(executor)
+        return executor
 
     def _retire(self, unused: ModelRunner) -> None:
         """Close an executor that `_beside` has made, and go on counting what it has run."""
         for stepping in [one for one in self._stepping if one is unused]:
             more = stepping.statistics()
-            self._retired.update({name: getattr(more, name) for name in OUTCOMES})
+            self._retired = more if self._retired is None else self._retired.with_counts_of(more)
             self._stepping.remove(stepping)
         unused.close()
 
@@ -386,11 +395,11 @@ class Executor(ModelRunner):
         """
         device = self._options.default_device
         total = self._dispatcher.statistics(None if device == CPU else runtime_of(device).statistics())
-        counts = Counter(self._retired)
+        if self._retired is not None:
+            total = total.with_counts_of(self._retired)
         for stepping in tuple(self._stepping):
-            more = stepping.statistics()
-            counts.update({name: getattr(more, name) for name in OUTCOMES})
-        return replace(total, **{name: getattr(total, name) + count for name, count in counts.items()})
+            total = total.with_counts_of(stepping.statistics())
+        return total
 
     def drain(self, timeout: float | None = None) -> bool:
         """Admit no more requests, let queued and running ones finish, then close.
@@ -473,7 +482,7 @@ class Executor(ModelRunner):
         self.__dict__.pop("_steps", None)
         self.__dict__.pop("_fed_steps", None)
         self.__dict__.pop("_session_memory", None)
-        self._stepping, self._retired = [], Counter()
+        self._stepping, self._retired = [], None
         self._open(old.parameters, new_place(self.model, self._options))  # the threads that it had are the parent's
         finalizer.detach()
         old.close()

@@ -40,13 +40,18 @@ class _Writer:
 
 
 def decoder(
-    batch: int | str = "batch", *, masked: bool = False, mixed: bool = False, context: bool = False
+    batch: int | str = "batch",
+    *,
+    masked: bool = False,
+    mixed: bool = False,
+    context: bool = False,
+    placed: bool = False,
 ) -> onnx.ModelProto:
     """Tokens `ids` [batch, new], caches [batch, heads, past, elements], with fewer heads than queries have.
 
     Positions and a causal mask follow from the caches' length; `masked` adds an input `attention_mask` [batch, past +
-    new] of int64, `context` one [batch, count, elements] whose mean all tokens are told, `mixed` an output that is the
-    mean of a cache, so that it cannot stay where it is.
+    new] of int64, `placed` one `position_ids` [batch, new], `context` one [batch, count, elements] whose mean all
+    tokens are told, `mixed` an output that is the mean of a cache, so that it cannot stay where it is.
     """
     w = _Writer()
     past = w.node("Gather", w.node("Shape", CACHES[0]), w.constant(2))
@@ -64,9 +69,8 @@ def decoder(
         sizes += [w.node("Unsqueeze", one, w.constant([0])) for one in (new, total)]
         hidden = w.node("Expand", hidden, w.node("Concat", *sizes, axis=0))
     mask = w.node("Where", hidden, w.constant(-1e9, np.float32), w.constant(0, np.float32))
-    x = w.node(
-        "Add", w.node("Gather", w.weight(WORDS, WIDTH), "ids"), w.node("Gather", w.weight(512, WIDTH), positions)
-    )
+    places = "position_ids" if placed else positions
+    x = w.node("Add", w.node("Gather", w.weight(WORDS, WIDTH), "ids"), w.node("Gather", w.weight(512, WIDTH), places))
     if context:
         x = w.node("Add", x, w.node("ReduceMean", "context", axes=[1]))
     split = w.constant([0, 0, -1, ELEMENTS])
@@ -95,6 +99,8 @@ def decoder(
         w.node("ReduceMean", "present_key.0", to="mean", axes=[2], keepdims=0)
         outputs.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, [batch, KEY_HEADS, ELEMENTS]))
     inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [batch, "new"])]
+    if placed:
+        inputs.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, [batch, "new"]))
     if masked:
         inputs.append(helper.make_tensor_value_info("attention_mask", TensorProto.INT64, [batch, "total"]))
     if context:

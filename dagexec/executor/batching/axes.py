@@ -31,9 +31,10 @@ class BatchAxes:
         inputs: the axis by input. An input that is missing here is the same for all rows.
         found: where blobs have rows in every request; None when that is to be shown for the shapes of each.
         padding: of requests of different lengths, if it was asked for.
+        has_empty_rows: rows of zeros are of no request, and do nothing.
     """
 
-    def __init__(self, model: Model, options: CompileOptions) -> None:
+    def __init__(self, model: Model, options: CompileOptions, *, has_empty_rows: bool = False) -> None:
         """Raises RowsError, or SettingError, for a model whose rows cannot be shown to be apart."""
         listed = sorted(name for name, info in model.inputs.items() if info.is_sequence or info.is_optional)
         if listed:
@@ -42,6 +43,7 @@ class BatchAxes:
         parameter_names = {*model.parameters, *(name for definition in init_operators for name in definition.output)}
         if not parameter_names.isdisjoint(name for definition in model.program.op for name in definition.output):
             raise SettingError(f"net {model.name!r}: max_batch is for nets that do not update their parameters")
+        self.has_empty_rows = has_empty_rows
         parameters = model.parameters.items()
         self._large = {
             name: TensorType(tuple(array.shape), from_numpy(array.dtype))

@@ -54,6 +54,7 @@ class Batching:
         self._groups: dict[Hashable, Group | None] = {}
         self._shown: dict[Hashable, RowAxes | None] = {}
         self._last: _Last | None = None
+        self._sizes = _sizes_up_to(max_batch) if axes.has_empty_rows else ()
 
     def fitting(self, feeds: Feeds) -> dict[str, Array] | None:
         """`feeds`, if they are arrays like those of the previous request, which were checked."""
@@ -132,7 +133,7 @@ class Batching:
             return None  # results cannot be split, or it is not known whether they can
         if len(self._groups) >= _MAX_GROUPS:
             self._groups = {}
-        return self._groups.setdefault(key, Group(self._axes.inputs, results))
+        return self._groups.setdefault(key, Group(self._axes.inputs, results, self._sizes))
 
     def _shown_for(self, feeds: Mapping[str, Array], types: Hashable) -> RowAxes | None:
         """The row axes for inputs of these types. The first request with them has them inferred, and does not wait."""
@@ -148,3 +149,9 @@ class Batching:
     def _show(self, kinds: Mapping[str, TensorType], types: Hashable) -> None:
         with suppress(RowsError):  # requests of these shapes run alone
             self._shown[types] = self._axes.of(kinds)
+
+
+def _sizes_up_to(most: int) -> tuple[int, ...]:
+    """Numbers of rows for which a net is prepared: 1, 2, 3, 4, 6, 8, 12 and so on."""
+    sizes = {size for power in range(most.bit_length()) for size in (1 << power, 3 << power >> 1)}
+    return (*sorted(size for size in sizes if size < most), most)

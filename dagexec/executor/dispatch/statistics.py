@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from dagexec.core.runtime import RuntimeStatistics
 from dagexec.platform.records import dataclass
@@ -74,3 +76,9 @@ class ExecutorStatistics:
     streams: RuntimeStatistics | None
     batch_sizes: Mapping[int, int]
     retried: int
+
+    def with_counts_of(self, other: ExecutorStatistics) -> ExecutorStatistics:
+        """The same with the requests that another executor has ended, by outcome, and how they were joined."""
+        counts = {name: getattr(self, name) + getattr(other, name) for name in (*OUTCOMES, "retried")}
+        sizes = Counter(self.batch_sizes) + Counter(other.batch_sizes)
+        return replace(self, batch_sizes=dict(sorted(sizes.items())), **counts)

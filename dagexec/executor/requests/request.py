@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from dagexec.binding.io_binding import Array, Outputs, arrays_like, check_result
 from dagexec.binding.replicas import Replica
 from dagexec.core.operator import Step, nothing_to_do
@@ -224,13 +226,25 @@ class Group:
     Attributes:
         axes: the batch axis of each input that has one.
         results: where each result has rows; None for a result that does not depend on them.
+        sizes: numbers of rows in order, the next of which a run has, filled up with zeros; none where any may be run.
     """
 
-    __slots__ = ("axes", "results")
+    __slots__ = ("axes", "results", "sizes")
 
-    def __init__(self, axes: Mapping[str, int], results: Mapping[str, Rows | None]) -> None:
+    def __init__(self, axes: Mapping[str, int], results: Mapping[str, Rows | None], sizes: Sequence[int] = ()) -> None:
         self.axes = axes
         self.results = results
+        self.sizes = sizes
+
+    def filled(self, parts: Sequence[Mapping[str, Array]], rows: int) -> tuple[Sequence[Mapping[str, Array]], int]:
+        """The inputs of requests of so many rows together, and what fills these up; how many rows there are then."""
+        size = next((size for size in self.sizes if size >= rows), rows)
+        if size == rows:
+            return parts, rows
+        shapes = {name: list(array.shape) for name, array in parts[0].items()}
+        for name, axis in self.axes.items():
+            shapes[name][axis] = size - rows
+        return [*parts, {name: np.zeros(shape, parts[0][name].dtype) for name, shape in shapes.items()}], size
 
 
 class Batch(Request):
@@ -252,7 +266,7 @@ class Batch(Request):
         self.left = len(members)
         self.ended: tuple[Request, ...] = ()
         self.joined: tuple[Request, ...] = ()
-        self.rows = 0
+        self.rows = self._rows_fed = 0
         self._feeds = [member.feeds for member in members]  # a member that leaves releases its own
         self._group = first.group
         for member in members:
@@ -276,7 +290,9 @@ class Batch(Request):
         self._feeds = []
         self.joined = tuple(member for member, _ in parts)
         if parts:
-            self.replica.feed_rows([feeds for _, feeds in parts], self._group.axes)
+            rows = sum(member.rows for member in self.joined)
+            filled, self._rows_fed = self._group.filled([feeds for _, feeds in parts], rows)
+            self.replica.feed_rows(filled, self._group.axes)
 
     def fetch(self) -> Outputs:
         """Give each member that is `taken` its rows of the results, as its own `result` or `error`."""
@@ -295,7 +311,7 @@ class Batch(Request):
         return {}
 
     def _check_rows(self, net: str, results: Outputs) -> None:
-        total = sum(member.rows for member in self.joined)
+        total = self._rows_fed
         for name, array in results.items():
             rows = self._group.results[name]
             if rows is not None and (array.ndim <= rows.axis or array.shape[rows.axis] != rows.size(total)):

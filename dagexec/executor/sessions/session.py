@@ -182,7 +182,7 @@ class Session(ModelRunner):
             try:
                 return self._advanced(run, run.executor._run(run.fed, run.call))
             except BaseException:
-                run.states.renew()
+                self._give_up(run)
                 raise
 
     async def _run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
@@ -194,8 +194,13 @@ class Session(ModelRunner):
             try:
                 return self._advanced(run, await run.executor._run_async(run.fed, run.call))
             except BaseException:
-                run.states.renew()
+                self._give_up(run)
                 raise
+
+    def _give_up(self, run: _Run) -> None:
+        """A run has not ended well: it writes to caches no more, and what it had made for it may not suit the next."""
+        run.states.renew()
+        self._net = None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -251,10 +256,10 @@ class Session(ModelRunner):
         following = last.next(types, lambda: self._learned(types, states))
         if following is None:
             return None
-        sizes, growth = following
+        sizes, growth, is_alike = following
         if sizes.added > MOST_AT_ONCE:
             return None
-        if self._net is None or self._bound < sizes.end or growth != self._growth or sizes.added != last.added:
+        if self._net is None or self._bound < sizes.end or growth != self._growth or not is_alike:
             self._bound = max(LEAST_BOUND, 1 << (sizes.end - 1).bit_length())
             self._growth, self._padded = growth, {}
             self._net = self._found(sizes, states, growth, self._bound - sizes.added)

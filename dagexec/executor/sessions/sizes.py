@@ -39,8 +39,8 @@ class StepSizes:
         """How many positions there are after it."""
         return self.length + self.added
 
-    def next(self, types: Types, learned: Callable[[], StepSizes | None]) -> tuple[StepSizes, Growth] | None:
-        """The run after this one, for inputs of these types, and which of them grow.
+    def next(self, types: Types, learned: Callable[[], StepSizes | None]) -> tuple[StepSizes, Growth, bool] | None:
+        """The run after this one, for inputs of these types, which of them grow, and whether other sizes stay.
 
         Where they are those of this run but for what grows, it adds as many positions. Otherwise inference has
         `learned` its sizes, and what was as long as the caches in this run, and is again, grows. None for a run that
@@ -48,17 +48,18 @@ class StepSizes:
         """
         growth = self._growth(types)
         if growth is not None:
-            return StepSizes(types, self.end, self.added, self.axes), growth
+            return StepSizes(types, self.end, self.added, self.axes), growth, True
         sizes = learned()
         if sizes is None or sizes.length != self.end or sizes.axes != self.axes:
             return None
-        return sizes, {
+        growth = {
             name: (axis, sizes.added)
             for name, kind in types.items()
             if name in self.types
             for axis, (old, new) in enumerate(zip(self.types[name].shape, kind.shape, strict=False))
             if (old, new) == (self.end, sizes.end)
         }
+        return sizes, growth, False
 
     def _growth(self, types: Types) -> Growth | None:
         """What grows among inputs of another run of the same sizes; None where other sizes differ."""

@@ -7,10 +7,11 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
+from dagexec.compiler.joined_steps import joined_step
 from dagexec.compiler.stepping import NotSteppingError, Stepping, stepping_net
 from dagexec.core.model import Model
 from dagexec.core.schema import TensorType
-from dagexec.errors import DagexecError
+from dagexec.errors import DagexecError, RowsError, SettingError
 from dagexec.executor.model_runner import ModelRunner
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
@@ -38,10 +39,18 @@ class StepNets:
     """Of one executor."""
 
     def __init__(
-        self, model: Model, build: Callable[[Model], ModelRunner], retire: Callable[[ModelRunner], object]
+        self,
+        model: Model,
+        build: Callable[[Model, bool], ModelRunner],
+        retire: Callable[[ModelRunner], object],
+        *,
+        joins: bool,
     ) -> None:
-        """`build` makes an executor on the workers of this one, with its parameters; `retire` closes it."""
-        self._model, self._build, self._retire = model, build, retire
+        """`build` makes an executor on the workers of this one, with its parameters; `retire` closes it.
+
+        `build` is told whether it is to join requests, which is so where this `joins` and the net is for rows.
+        """
+        self._model, self._build, self._retire, self._joins = model, build, retire, joins
         self._nets: dict[Hashable, StepNet] = {}
         self._refused: dict[Hashable, None] = {}
         self._executors: list[tuple[weakref.ref[StepNet], ModelRunner]] = []
@@ -63,7 +72,7 @@ class StepNets:
             if net is None:
                 try:
                     stepping = stepping_net(self._model, states, types, growing, length)
-                    net = StepNet(stepping, self._build(stepping.model))
+                    net = StepNet(stepping, self._built(stepping, types))
                 except (NotSteppingError, DagexecError) as reason:
                     logger.info("net %r: caches of sessions are copied at every step: %s", self._model.name, reason)
                     _keep(self._refused, key, None, _MOST_REFUSED)
@@ -72,6 +81,14 @@ class StepNets:
             _keep(self._nets, key, net, _MOST)
             self._retire_unused()
             return net
+
+    def _built(self, net: Stepping, types: Mapping[str, TensorType]) -> ModelRunner:
+        if self._joins:
+            try:
+                return self._build(joined_step(net, types), True)
+            except (NotSteppingError, RowsError, SettingError) as reason:
+                logger.info("net %r: steps of sessions are not joined: %s", self._model.name, reason)
+        return self._build(net.model, False)
 
     def _retire_unused(self) -> None:
         unused = [(reference, executor) for reference, executor in self._executors if reference() is None]

@@ -28,7 +28,7 @@ from dagexec.platform.records import dataclass
 CACHED_ATTENTION = "CachedAttention"
 OPERANDS = ("q_axes", "k_axes", "v_axes")
 CACHE, LENGTH, MASK = 3, 4, 5  # inputs
-_RANK = 4
+RANK = 4
 
 Opened = tuple[Array, Array, int]
 """Of a session: keys [rows, heads, elements, positions], values [rows, heads, positions, elements], and how many
@@ -133,7 +133,7 @@ def _rows(asked: RowsCall) -> list[Rows | None]:
     axes = {index: order[0] for index, order in enumerate(sizes.axes)} | {CACHE: 0, LENGTH: 0}
     for index in (sizes.mask, sizes.bias):
         if index is not None and asked.rows[index] is not None:
-            axes[index] = asked.rank(index) - _RANK
+            axes[index] = asked.rank(index) - RANK
     for index, axis in axes.items():
         if asked.rows[index] != Rows(axis):
             raise asked.refuse(f"input {asked.call.definition.input[index]!r} has no rows along axis {axis}")
@@ -247,7 +247,7 @@ class CachedAttention(Operator):
 
 def _until(array: Array, rows: slice, length: int) -> Array:
     """Of some rows, the first columns: all of what may have one for all."""
-    own = array[rows] if array.ndim == _RANK and array.shape[0] > 1 else array
+    own = array[rows] if array.ndim == RANK and array.shape[0] > 1 else array
     return own if own.shape[-1] == 1 else own[..., :length]
 
 
