@@ -8,13 +8,18 @@ softmax, with heads moved in between, 970.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import product
+from functools import lru_cache, partial
+from itertools import accumulate, product
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from dagexec.core.native import native_rows
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
@@ -29,9 +34,8 @@ from dagexec.ops.kernels.attention_kernels import GROUP
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.machine import AVX2
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
-from dagexec.ops.kernels.tables import even_shares, in_pieces
+from dagexec.ops.kernels.tables import even_shares, step_of_rows
 from dagexec.platform.addresses import address_of
-from dagexec.platform.records import dataclass
 
 _SCORES = 1 << 17
 """Bytes of scores that are computed before their softmax."""
@@ -41,6 +45,11 @@ _WIDE = 2  # vectors: of wider values the last vector may have some elements twi
 _BLOCKS = 4  # of rows of queries, at least, for which the keys of a head are transposed
 _LINE = 16  # elements of a cache line
 _SAME_PLACE = 256  # elements: rows a multiple of this apart contend for few places of the first cache
+
+_APART = 1 << 44
+"""Bytes from the beginning of one array to that of the next, where calls are written for arrays that are not there."""
+
+_ARGUMENTS = slice(1, 4)  # columns of a call that are addresses in arrays
 
 _Call = tuple[int, int, int, int, int]
 
@@ -62,7 +71,7 @@ class FusedAttention(OneDNNOperator, fused.FusedAttention):
         mask = self._laid_out(sizes, sizes.mask, np.int32, before, arguments.bool("shown", True))
         bias = self._laid_out(sizes, sizes.bias, np.float32, before)
         scale, hidden = arguments.float("scale", 1.0), arguments.float("hidden", -math.inf)
-        scores = _Scores(scale, mask, bias, hidden, arguments.bool("nan_to_zero"))
+        scores = _Scores(_How(scale, hidden, arguments.bool("nan_to_zero")), mask, bias)
         return in_sequence([*before, _computing(self, (q, k, v), y, scores)])
 
     def _laid_out(
@@ -103,7 +112,7 @@ class Attention(OneDNNOperator, attention.Attention):
         k, v = (self._with_past(place, new[place], past[place] if past else None, before) for place in (0, 1))
         bias, after = self._bias(sizes, y, before)
         scale = call.arguments.float("scale", 1 / math.sqrt(sizes.width))
-        return in_sequence([*before, _computing(self, (q, k, v), y, _Scores(scale, bias=bias)), *after])
+        return in_sequence([*before, _computing(self, (q, k, v), y, _Scores(_How(scale), bias=bias)), *after])
 
     def _with_past(self, place: int, new: Array, past: Array | None, before: list[Step]) -> Array:
         """Keys (place 0) or values (1) by head, which are put behind those of the cache, and into the output."""
@@ -156,11 +165,21 @@ def _computing(owner: OneDNNOperator, operands: tuple[Array, Array, Array], y: A
     if not _is_readable(y):
         result = _memory(owner, y)
         after.append(_copying(owner, result[..., : y.shape[3]], y))
-    heads = _Heads(owner, (q, k, v), result, scores)
-    tables = heads.tables()
-    if any(call[0] == 0 for table in tables for call in table):
+    return in_sequence([*before, _calls_on(owner, (q, k, v, result, scores.mask, scores.bias), scores.how), *after])
+
+
+def _calls_on(owner: OneDNNOperator, arrays: Sequence[Array | None], how: _How) -> Step:
+    """The step that makes the calls on Q, K, V and Y, by head, and mask and bias where they are."""
+    lying = tuple([None if array is None else _Lying(array.shape, array.strides, array.dtype) for array in arrays])
+    sizes = _sizes_of(lying, owner.onednn.machine.lanes)
+    calls = _calls(lying, sizes, how)
+    if calls is None:
         raise UnsupportedFeatureError(f"{owner.label}: no machine code runs here")
-    return in_sequence([*before, in_pieces(tables, heads, owner.label), *after])
+    memory = [array for one in calls.memory for array in in_one(owner.working_memory, one)]
+    begins = [0, *(0 if array is None else address_of(array) for array in arrays), *map(address_of, memory)]
+    rows = calls.rows.copy()
+    rows[:, _ARGUMENTS] += (np.array(begins) - np.arange(len(begins)) * _APART).astype(np.uint64)[calls.places]
+    return step_of_rows(rows, calls.ends, (calls, arrays, memory), owner.label)
 
 
 def _is_readable(array: Array) -> bool:
@@ -193,47 +212,127 @@ def _copying(owner: OneDNNOperator, source: Array, target: Array) -> Step:
     return copy_step(owner.onednn.machine, [(source, target)], owner.label) or partial(np.copyto, target, source)
 
 
-@dataclass(frozen=True)
-class _Scores:
+class _How(NamedTuple):
     """What becomes of products before their softmax, and of weights behind it.
 
     Attributes:
         scale: a factor.
-        mask: int32, batch x heads x queries x keys, keys next to each other; all bits set where a score stays.
-        bias: float32, likewise; added.
-        hidden: other scores.
+        hidden: scores that a mask does not show.
         nan_to_zero: for weights.
     """
 
     scale: float
-    mask: Array | None = None
-    bias: Array | None = None
     hidden: float = -math.inf
     nan_to_zero: bool = False
 
 
-class _Heads:
-    """The calls of kernels for all heads; it holds what they read."""
+class _Scores(NamedTuple):
+    """The same, with what is read for it.
 
-    def __init__(self, owner: OneDNNOperator, operands: tuple[Array, Array, Array], y: Array, scores: _Scores) -> None:
-        self._owner = owner
-        self._q, self._k, self._v = operands
-        self._y = y
-        self._scores = scores
-        self._kept: list[Array] = [array for array in (scores.mask, scores.bias) if array is not None]
+    Attributes:
+        mask: int32, batch x heads x queries x keys, keys next to each other; all bits set where a score stays.
+        bias: float32, likewise; added.
+    """
+
+    how: _How
+    mask: Array | None = None
+    bias: Array | None = None
+
+
+class _Lying(NamedTuple):
+    """How an array lies in memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def at(self, address: int) -> Array:
+        """Such an array, for what computes addresses in it and never reads it: there need not be memory."""
+        data = {"shape": self.shape, "strides": self.strides, "typestr": self.dtype.str, "data": (address, False)}
+        return np.asarray(SimpleNamespace(__array_interface__={**data, "version": 3}))
+
+
+class _Sizes(NamedTuple):
+    """What decides the calls beside layouts.
+
+    Attributes:
+        lanes: of vectors.
+        pieces_of_one, pieces: in how many the work of an example, and all of it, is cut.
+    """
+
+    lanes: int
+    pieces_of_one: int
+    pieces: int
+
+
+def _sizes_of(lying: Sequence[_Lying | None], most_lanes: int) -> _Sizes:
+    q, k, v, *_ = (one.shape for one in lying if one is not None)
+    width = v[3]
+    lanes = most_lanes if width % most_lanes == 0 or width > _WIDE * most_lanes else AVX2
+    products = q[1] * q[2] * k[2] * (q[3] + width)
+    return _Sizes(lanes, pieces_of_products(products, lanes, MOST_OF_ONE), pieces_of_products(q[0] * products, lanes))
+
+
+class _Calls(NamedTuple):
+    """The calls of kernels for all attentions of the same layouts.
+
+    Attributes:
+        rows: of all pieces. Their arguments are addresses in arrays that lie where there is no memory.
+        places: which array each of these arguments is in, 0 for none: those given, and memory of pieces.
+        ends: where the rows of each piece end.
+        memory: bytes of the two arrays of each piece.
+        heads: what the calls read.
+    """
+
+    rows: npt.NDArray[np.uint64]
+    places: npt.NDArray[np.int64]
+    ends: tuple[int, ...]
+    memory: Sequence[tuple[int, int]]
+    heads: _Heads
+
+
+@lru_cache(maxsize=32)
+def _calls(lying: tuple[_Lying | None, ...], sizes: _Sizes, how: _How) -> _Calls | None:
+    """Those for such layouts; None where the kernels cannot run."""
+    heads = _Heads(
+        [None if one is None else one.at(number * _APART) for number, one in enumerate(lying, 1)], sizes, how
+    )
+    tables = heads.tables()
+    rows = native_rows([call for table in tables for call in table])
+    if not rows[:, 0].all():
+        return None
+    places = ((rows[:, _ARGUMENTS] + np.uint64(_APART // 2)) // np.uint64(_APART)).astype(np.int64)
+    return _Calls(rows, places, tuple(accumulate(map(len, tables))), heads.memory, heads)
+
+
+class _Heads:
+    """The calls of kernels for all heads; it holds what they read.
+
+    Attributes:
+        memory: bytes of the two arrays of each piece.
+    """
+
+    def __init__(self, arrays: Sequence[Array | None], sizes: _Sizes, how: _How) -> None:
+        """`arrays` are Q, K, V and Y, by head, mask and bias; they are not read."""
+        self._arrays = itertools.count(len(arrays) + 1)
+        self.memory: list[tuple[int, int]] = []
+        q, k, v, y, self._mask, self._bias = arrays
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        assert y is not None
+        self._q, self._k, self._v, self._y = q, k, v, y
+        self._how, self._sizes, self._lanes = how, sizes, sizes.lanes
+        self._kept: list[Array] = []
         self._known: dict[tuple[int, ...], int] = {}
         self._keys = self._k.shape[2]
         self._queries, self._width, self._value_width = *self._q.shape[2:], self._v.shape[3]
-        machine = owner.onednn.machine
-        width = self._value_width
-        self._lanes = machine.lanes if width % machine.lanes == 0 or width > _WIDE * machine.lanes else AVX2
         self._columns = -(-self._keys // self._lanes) * self._lanes
         self._row = self._columns + (_LINE if self._columns % _SAME_PLACE == 0 else 0)
         most = kernels.most_rows(self._lanes)
-        self._products: int = self._queries * self._keys * (self._width + self._value_width)  # of a head
         self._rows = max(1, _SCORES // (_FLOAT * self._row * most)) * most
         self._blocks = self._blocks_of_head(most)
-        self._numbers = self._keep(kernels.tail_numbers(self._keys, scores.scale, scores.hidden))
+        self._numbers = self._keep(kernels.tail_numbers(self._keys, how.scale, how.hidden))
 
     def _keep(self, array: Array) -> int:
         """The address of an array that is kept."""
@@ -252,7 +351,7 @@ class _Heads:
         Each part transposes the keys again, so that there are only as many as an example is worth.
         """
         heads: int = self._y.shape[1]
-        pieces = pieces_of_products(heads * self._products, self._lanes, MOST_OF_ONE)
+        pieces = self._sizes.pieces_of_one
         count = max(1, pieces // heads)
         count += pieces > heads and heads * count % 2  # two threads share them
         rows = -(-self._queries // most)
@@ -263,28 +362,29 @@ class _Heads:
         """The calls of each piece."""
         batch, heads = self._y.shape[:2]
         units = list(product(range(batch), range(heads), self._blocks))
-        parts = even_shares(len(units), pieces_of_products(batch * heads * self._products, self._lanes))
+        parts = even_shares(len(units), self._sizes.pieces)
         return [list(self._calls(units[part.start : part.stop])) for part in parts]
 
     def _calls(self, units: Sequence[tuple[int, int, range]]) -> Iterator[_Call]:
         """Those for some rows of some heads, with memory of their own."""
         group = self._y.shape[1] // self._k.shape[1]
         most = min(self._rows, max(len(block) for _, _, block in units))
-        sizes = [count * self._row * _FLOAT for count in (self._width, most)]
-        packed, scores = in_one(self._owner.working_memory, sizes)
-        self._kept += packed, scores
+        self.memory.append((self._width * self._row * _FLOAT, most * self._row * _FLOAT))
+        packed, scores = (
+            _Lying((count, self._row), (self._row * _FLOAT, _FLOAT), np.dtype(np.float32)).at(number * _APART)
+            for count, number in zip((self._width, most), self._arrays, strict=False)
+        )
         known: tuple[int, int] | None = None
         for image, head, block in units:
             key = image, head // group
             if known != key:
                 yield from self._transposed(self._k[key], packed)
                 known = key
-            columns = packed.view(np.float32).reshape(-1, self._row)
             for start in range(block.start, block.stop, self._rows):
                 rows = slice(start, min(start + self._rows, block.stop))
-                part = scores.view(np.float32).reshape(-1, self._row)[: rows.stop - rows.start]
+                part = scores[: rows.stop - rows.start]
                 queries, targets = self._q[image, head, rows], self._y[image, head, rows]
-                yield from self._multiplied(queries, columns, part, self._columns)
+                yield from self._multiplied(queries, packed, part, self._columns)
                 yield self._softmax(part, image, head, rows)
                 yield from self._multiplied(part[:, : self._keys], self._v[key], targets, self._value_width)
 
@@ -328,13 +428,12 @@ class _Heads:
             yield kernel, address_of(x), address_of(w) + offset, address_of(y) + offset, fields
 
     def _softmax(self, scores: Array, image: int, head: int, rows: slice) -> _Call:
-        how = self._scores
         vectors, tail = divmod(self._keys, GROUP)
-        options = how.bias is not None, how.mask is not None, how.nan_to_zero
+        options = self._bias is not None, self._mask is not None, self._how.nan_to_zero
         kernel = kernels.softmax_kernel(vectors >= 4, vectors % 4, tail > 0, *options) or 0
         (bias, bias_row), (mask, mask_row) = (
             (0, 0) if array is None else (address_of(array[image, head, rows]), array.strides[2])
-            for array in (how.bias, how.mask)
+            for array in (self._bias, self._mask)
         )
         whole = vectors // 4 * 4 * GROUP * _FLOAT
         fields = self._fields(len(scores), scores.strides[0], whole, bias_row, mask_row, self._numbers)

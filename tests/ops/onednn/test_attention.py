@@ -12,6 +12,7 @@ import pytest
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.operator import Operator
 from dagexec.errors import DagexecError
+from dagexec.ops.engines.onednn import attention
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.kernels import attention_kernels as kernels
 from dagexec.testing import run_operator
@@ -220,3 +221,13 @@ def test_what_does_not_fit_is_refused(shapes: list[tuple[int, ...]], arguments: 
     """A float mask, too."""
     with pytest.raises(DagexecError, match="FusedAttention"):
         run_operator("FusedAttention", [normal(1, *shape) for shape in shapes], engine="ONEDNN", **arguments)
+
+
+def test_calls_are_written_once_for_all_attentions_of_a_size() -> None:
+    attention._calls.cache_clear()
+    for seed in range(3):
+        q, k, v = (array + seed for array in drawn(2, 3, 3, 70, 50, 36, 36))
+        bias = normal(seed, 1, 3, 70, 50)
+        y = computed(q, k, v, bias, bias=1)
+        np.testing.assert_allclose(y, expected(q, k, v, lambda s, bias=bias: s + bias), rtol=2e-5, atol=2e-6)
+    assert attention._calls.cache_info().misses == 1
