@@ -16,7 +16,7 @@ from enum import Enum
 import numpy as np
 
 from dagexec.compiler.length_contents import Array
-from dagexec.compiler.stepping import CACHE, LENGTH, NotSteppingError, Stepping
+from dagexec.compiler.stepping import CACHE, LENGTH, OPENED, NotSteppingError, Stepping
 from dagexec.core.dtypes import INT64, from_numpy
 from dagexec.core.inference import infer_listed
 from dagexec.core.model import InputInfo, Model
@@ -27,8 +27,11 @@ from dagexec.core.rows import elementwise, keeps_axes
 from dagexec.core.schema import TensorType
 from dagexec.ops.families.attention.cached import CACHED_ATTENTION
 from dagexec.ops.families.attention.cached import RANK as ATTENTION_RANK
+from dagexec.ops.families.attention.opening import CLOSE_CACHES, OPEN_CACHES
 
 _OF_SESSIONS = (CACHE, LENGTH)
+_NUMBERS = (*_OF_SESSIONS, OPENED)
+"""One of each for each row, which attention over caches reads as they are."""
 
 
 class _Rows(Enum):
@@ -97,6 +100,9 @@ class _Joined:
 
     def _follow(self, node: Node, shapes: Sequence[tuple[int, ...]]) -> None:
         """Put what does the work of an operator into the net; `shapes` are those of its outputs with one row."""
+        if node.type in (OPEN_CACHES, CLOSE_CACHES):
+            self._nodes.append(node)
+            return
         rows = [self._rows.get(name, _Rows.FIRST) for name in node.input]
         if _Rows.FIRST in rows:
             made, found = self._beside_rows(node, rows, shapes[0]), _Rows.FIRST
@@ -113,7 +119,7 @@ class _Joined:
         """An operator that reads what has rows on its first axis."""
         if node.type == CACHED_ATTENTION:
             names = [
-                name if name in _OF_SESSIONS else self._with_rows_first(name, own, ATTENTION_RANK)
+                name if name in _NUMBERS else self._with_rows_first(name, own, ATTENTION_RANK)
                 for name, own in zip(node.input, rows, strict=True)
             ]
             return node.changed(inputs=names)
