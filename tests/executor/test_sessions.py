@@ -172,6 +172,31 @@ def test_a_fork_goes_on_by_itself(executor: Executor) -> None:
         assert scores(again, tokens) == list(found)
 
 
+def test_a_run_of_other_sizes_that_fails_leaves_the_net_of_steps(executor: Executor) -> None:
+    tokens = [ids(1, seed=number) for number in range(4)]
+    expected = scores(executor.session(), [ids(5), *tokens])
+    session = executor.session()
+    results = scores(session, [ids(5)])
+    for token in tokens:
+        with pytest.raises(RunTimeoutError):
+            session.run({"ids": ids(3)}, timeout=0.0)
+        results += scores(session, [token])
+    assert results == expected
+
+
+def test_a_step_like_the_last_one_is_checked_as_any_other(executor: Executor) -> None:
+    session, other = executor.session(), executor.session()
+    parts = [ids(5), *[ids(1, seed=number) for number in range(3)]]
+    assert scores(session, parts) == scores(other, parts)
+    for wrong in ({"ids": np.zeros((1, 1))}, {"ids": np.zeros((1, 1, 1), np.int64)}, {"idz": ids(1)}, {}):
+        with pytest.raises(FeedError):
+            session.run(wrong)
+    token = ids(1, seed=9)
+    assert session.run({"ids": token.tolist()})["scores"].tobytes() == other.run({"ids": token})["scores"].tobytes()
+    state = session.state[CACHES[0]]
+    assert session.run({"ids": token, CACHES[0]: state})["scores"].shape == (1, 1, WORDS), "a state is replaced"
+
+
 def test_sessions_at_the_same_time_give_the_bytes_of_one_alone(executor: Executor) -> None:
     parts = [[ids(4, seed=number), *[ids(1, seed=10 * number + step) for step in range(30)]] for number in range(4)]
     alone = [scores(executor.session(), one) for one in parts]

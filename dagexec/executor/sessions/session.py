@@ -46,6 +46,7 @@ class _Run:
         call: what the executor is asked for.
         states: those that it begins with.
         used: the inputs that are states, now and before.
+        asked: what the session was asked for.
         sizes: of a step; None of a run whose results tell.
     """
 
@@ -55,6 +56,7 @@ class _Run:
     call: Call
     states: States
     used: frozenset[str]
+    asked: Call
     sizes: StepSizes | None = None
 
 
@@ -98,6 +100,7 @@ class Session(ModelRunner):
         self._used: frozenset[str] = frozenset()
         self._sizes: StepSizes | None = None
         self._is_new = False
+        self._last: _Run | None = None
         self._net: StepNet | None = None
         self._bound = 0
         self._growth: Growth = {}
@@ -159,6 +162,7 @@ class Session(ModelRunner):
         with self._alone():
             self._states.leave()
             self._states, self._used, self._sizes, self._is_new = States(arrays), frozenset(arrays), None, True
+            self._last = None
 
     def fork(self) -> Session:
         """Another session that goes on from here; what came before is shared. Raises SessionBusyError during a run."""
@@ -216,6 +220,9 @@ class Session(ModelRunner):
 
     def _next(self, feeds: Feeds | npt.ArrayLike, call: Call) -> _Run:
         """What is run for a caller: a step, where that is possible."""
+        again = self._next_alike(feeds, call)
+        if again is not None:
+            return again
         named = as_arrays(self.model.name, named_feeds(self.model.name, feeds, self._needed - self._pairs.keys()))
         left_out = self._needed - named.keys()
         strangers = sorted(left_out - self._pairs.keys())
@@ -239,11 +246,26 @@ class Session(ModelRunner):
                 net, fed, sizes = step
                 others = {self._pairs[name] for name in used - sizes.axes.keys()}
                 asked = call._replace(outputs=[*names, *sorted(others)])
-                return _Run(net.executor, fed, names, asked, states, used, sizes)
+                return _Run(net.executor, fed, names, asked, states, used, call, sizes)
         states.leave_caches(self._length)
         self._net = None
         asked = call._replace(outputs=[*names, *sorted(held.difference(names))])
-        return _Run(self._executor, {**states.arrays, **named}, names, asked, states, used)
+        return _Run(self._executor, {**states.arrays, **named}, names, asked, states, used, call)
+
+    def _next_alike(self, feeds: Feeds | npt.ArrayLike, call: Call) -> _Run | None:
+        """As `_next`, of a step like the last one, as most steps of a decoder are: little is left to find out."""
+        last, net = self._last, self._net
+        if last is None or last.sizes is None or net is None or call is not last.asked or feeds.__class__ is not dict:
+            return None
+        sizes = last.sizes.following()
+        if self._growth or self._bound < sizes.end or feeds.keys() != sizes.types.keys():
+            return None
+        for name, kind in sizes.types.items():
+            array = feeds[name]
+            if array.__class__ is not np.ndarray or array.shape != kind.shape or array.dtype != kind.meta.numpy:
+                return None
+        fed = self._fed(net, sizes, feeds, self._states)
+        return _Run(net.executor, fed, last.names, last.call, self._states, last.used, call, sizes)
 
     def _step(
         self, last: StepSizes, states: States, named: Mapping[str, Array]
@@ -266,12 +288,15 @@ class Session(ModelRunner):
         net = self._net
         if net is None:
             return None
-        caches = states.with_room(net.net.layers, sizes.length, sizes.end, self._memory)
-        fed = {**states.arrays, **named}
+        fed = self._fed(net, sizes, named, states)
         for name, (axis, more) in growth.items():
             fed[name] = self._filled(name, named[name], axis, self._bound - sizes.added + more)
-        fed[CACHE], fed[LENGTH] = np.array([caches.number]), np.array([sizes.length])
         return net, fed, sizes
+
+    def _fed(self, net: StepNet, sizes: StepSizes, named: Mapping[str, Array], states: States) -> dict[str, Array]:
+        """What a step is fed, with what its caller feeds."""
+        caches = states.with_room(net.net.layers, sizes.length, sizes.end, self._memory)
+        return {**states.arrays, **named, CACHE: np.array([caches.number]), LENGTH: np.array([sizes.length])}
 
     def _found(self, sizes: StepSizes, states: States, growth: Growth, full: int) -> StepNet | None:
         """The net of steps of these sizes, with up to `full` positions before them; None where there is none."""
@@ -326,7 +351,7 @@ class Session(ModelRunner):
     def _advanced(self, run: _Run, results: Outputs) -> Outputs:
         """What the caller gets of a run that is over; the rest is the state."""
         kept = {name: self._pairs[name] for name in run.used if self._pairs[name] in results}
-        self._states, self._used, self._sizes, self._is_new = run.states, run.used, run.sizes, False
+        self._states, self._used, self._sizes, self._is_new, self._last = run.states, run.used, run.sizes, False, run
         if run.sizes is None:
             types = _types_of(run.fed)
             before = {name: types.pop(name) for name in kept}

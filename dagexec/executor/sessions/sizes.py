@@ -39,6 +39,10 @@ class StepSizes:
         """How many positions there are after it."""
         return self.length + self.added
 
+    def following(self) -> StepSizes:
+        """The run after this one, of inputs of the same types."""
+        return StepSizes(self.types, self.end, self.added, self.axes)
+
     def next(self, types: Types, learned: Callable[[], StepSizes | None]) -> tuple[StepSizes, Growth, bool] | None:
         """The run after this one, for inputs of these types, which of them grow, and whether other sizes stay.
 
