@@ -255,7 +255,9 @@ class Session(ModelRunner):
     def _next_alike(self, feeds: Feeds | npt.ArrayLike, call: Call) -> _Run | None:
         """As `_next`, of a step like the last one, as most steps of a decoder are: little is left to find out."""
         last, net = self._last, self._net
-        if last is None or last.sizes is None or net is None or call is not last.asked or feeds.__class__ is not dict:
+        if last is None or last.sizes is None or net is None or net.executor is not last.executor:
+            return None
+        if call is not last.asked or feeds.__class__ is not dict:
             return None
         sizes = last.sizes.following()
         if self._growth or self._bound < sizes.end or feeds.keys() != sizes.types.keys():
