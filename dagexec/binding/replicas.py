@@ -6,10 +6,10 @@ The parameters live in one workspace; a replica's workspace is its child, and ho
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,9 @@ else:
     from dagexec.scheduler.nets import captured
 
 
+_KINDS = 64
+"""Of inputs that are remembered beside those that something is prepared for."""
+
 _MOST_RETURNS, _MOST_RETURNS_FOR_SHAPES = 8, 2
 """How often packed constants come back and go again: for replicas of a net with fixed shapes, and for other shapes."""
 
@@ -63,7 +66,8 @@ class Replica:
     """
 
     __slots__ = (
-        "_known", "_outputs", "arithmetic", "block_sizes", "io_binding", "is_preparing", "net", "number", "workspace",
+        "_by_kind", "_known", "_outputs", "_unsorted", "arithmetic", "block_sizes", "io_binding", "is_preparing", "net",
+        "number", "workspace",
     )  # fmt: skip
 
     def __init__(self, number: int, workspace: Workspace, net: BaseNet, outputs: tuple[str, ...]) -> None:
@@ -76,6 +80,8 @@ class Replica:
         self.block_sizes = BlockSizes()
         self.is_preparing = False
         self._known: WeakKeyDictionary[Preparation, IOBinding] = WeakKeyDictionary()
+        self._unsorted: WeakSet[Preparation] = WeakSet()
+        self._by_kind: dict[Hashable, WeakSet[Preparation]] = {}
         self._outputs = outputs
 
     def feed(
@@ -142,12 +148,26 @@ class Replica:
         if io_binding is None or io_binding.fed != tuple(feeds) or not io_binding.in_place():
             with garbage_collection_paused():
                 io_binding = self._known[preparation] = IOBinding(self.net, preparation, tuple(feeds), self._outputs)
+            self._unsorted.add(preparation)
         return io_binding
 
-    def prepared_for(self) -> Iterator[tuple[Signature, float]]:
-        """The inputs that the net is prepared for, and the seconds that a run of each is estimated to take."""
-        for io_binding in self._known.values():
-            if io_binding.signature is not None:
+    def prepared_for(
+        self, kind: Hashable, kind_of: Callable[[Signature], Hashable]
+    ) -> Iterator[tuple[Signature, float]]:
+        """Those inputs of one kind that the net is prepared for, and the seconds that a run is estimated to take.
+
+        `kind_of` is the same function at all calls: each preparation is looked at once.
+        """
+        while self._unsorted:
+            preparation = self._unsorted.pop()
+            signature = self._known[preparation].signature if preparation in self._known else None
+            if signature is not None:
+                self._by_kind.setdefault(kind_of(signature), WeakSet()).add(preparation)
+        if len(self._by_kind) > 2 * len(self._known) + _KINDS:
+            self._by_kind = {known: preparations for known, preparations in self._by_kind.items() if preparations}
+        for preparation in self._by_kind.get(kind, ()):
+            io_binding = self._known.get(preparation)
+            if io_binding is not None and io_binding.signature is not None:
                 yield io_binding.signature, io_binding.estimated_seconds
 
     def fetch(self, names: Sequence[str], out: Mapping[str, Array] | None) -> Outputs:

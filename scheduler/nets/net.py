@@ -145,6 +145,8 @@ class BaseNet(ABC, Closing):
         self.checked = tuple(operator for operator in self.operators if operator.run_check is not None)
         self.keep = None if keep is None else keep.union(*map(_names_checked, self.checked))
         self._inputs = _blobs_read_first(self.operators)
+        local = {id(workspace.get_blob(name)) for name in workspace.local_blobs()}
+        self._own_inputs = frozenset(id(blob) for blob in self._inputs if id(blob) in local)
         self.arena_memory = ArenaMemory()
         self._preparations = PreparationCache(options.preparation_bytes)
         self._current: Preparation | None = None
@@ -439,15 +441,17 @@ class BaseNet(ABC, Closing):
         return self._prepare()
 
     def _prepare(self) -> Preparation:
-        tensors = (blob.value for blob in self._inputs)
+        tensors = [value for blob in self._inputs if getattr(value := blob.value, "constant", None) is None]
         signature = tuple(
-            (tensor.shape, tensor.meta.name, None if tensor.is_packed else tensor.array.strides)
-            if isinstance(tensor, Tensor)
-            else None
-            for tensor in tensors
+            [
+                (tensor.shape, tensor.meta.name, None if tensor.is_packed else tensor.array.strides)
+                if isinstance(tensor, Tensor)
+                else None
+                for tensor in tensors
+            ]
         )
         preparation = self._preparations.take(signature)
-        if preparation is not None and preparation.bindings.restore(self._own_tensors()):
+        if preparation is not None and preparation.bindings.restore(self._own_inputs):
             self._preparations.put_back(signature, preparation)
         else:
             del preparation  # its memory may be needed
@@ -508,9 +512,6 @@ class BaseNet(ABC, Closing):
                 storage = blob.value.storage() if isinstance(blob.value, Tensor) else None
                 if self.keep is not None and storage is not None and not storage.writable:
                     blob.tensor().clear()
-
-    def _own_tensors(self) -> frozenset[int]:
-        return frozenset(id(self.workspace.get_blob(name).value) for name in self.workspace.local_blobs())
 
 
 def _noted_and_finished(run: Run, finished: Callable[[], object]) -> None:

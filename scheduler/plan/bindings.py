@@ -97,16 +97,16 @@ class Bindings:
     def restore(self, own: frozenset[int]) -> bool:
         """Bring the tensors back to these arrays, with the input values they have now.
 
-        Only tensors whose `id` is in `own` may be rebound, since others may be in use elsewhere, and only from a packed
-        array to a packed one, since another layout was requested. Returns False, with nothing changed, if that is not
-        enough.
+        Only tensors of blobs whose `id` is in `own` may be rebound, since others may be in use elsewhere, and only from
+        a packed array to a packed one, since another layout was requested. Returns False, with nothing changed, if that
+        is not enough.
         """
-        away = [binding for binding in (*self.inputs, *self.outputs) if not binding.holds()]
-        if any(binding.blob.value is not binding.tensor or not binding.is_packed() for binding in away):
-            return False
         moved = [binding for binding in self.inputs if not binding.holds()]
+        away = [binding for binding in self.outputs if not binding.holds()]
+        if any(binding.blob.value is not binding.tensor or not binding.is_packed() for binding in (*moved, *away)):
+            return False
         if any(
-            id(binding.tensor) not in own
+            id(binding.blob) not in own
             or not binding.may_be_written()
             or binding.array is None
             or binding.array.shape != binding.tensor.shape
@@ -118,8 +118,7 @@ class Bindings:
             if binding.storage is None or binding.tensor.storage() is not binding.storage:  # else it begins there, too
                 binding.tensor.runtime.copy_now(binding.array, binding.tensor.array)
             binding.put_back()
-        for binding in self.outputs:
-            if not binding.holds():
-                binding.put_back()
+        for binding in away:
+            binding.put_back()
         self._epoch = binding_epoch()
         return True

@@ -14,6 +14,7 @@ import pytest
 
 import dagexec
 from dagexec.binding import block_sizes
+from dagexec.binding.io_binding import Signature
 from dagexec.binding.replicas import Replica
 from dagexec.core import dtypes
 from dagexec.core.model import InputInfo, Model
@@ -28,6 +29,7 @@ from dagexec.errors import (
     ShapeError,
     WorkerLostError,
 )
+from dagexec.executor.batching.row_blocks import RowBlocks
 from dagexec.executor.executor import Executor
 from dagexec.executor.requests.blocked_run import BlockedRun
 from dagexec.executor.requests.request import Request
@@ -347,3 +349,25 @@ def test_closing_waits_for_all_blocks_and_draining_in_no_time_for_the_one_under_
                 assert held.seen == seen
                 while held.go_on.acquire(blocking=False) or held.inside.acquire(blocking=False):
                     pass
+
+
+def test_lengths_are_sorted_once_however_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run asks of preparations of its kind is found without a look at each of those for other lengths."""
+    asked: list[object] = []
+    kind_of = RowBlocks._kind_of
+
+    def counted(self: RowBlocks, signature: Signature) -> object:
+        asked.append(signature)
+        return kind_of(self, signature)
+
+    monkeypatch.setattr(RowBlocks, "_kind_of", counted)
+    model = doubled_model()
+    free = model.changed(
+        inputs={"x": InputInfo(dtypes.FLOAT32, (None, None))}, parameters={"scale": np.full(1, 2.0, "f")}
+    )
+    with dagexec.compile(free) as executor:
+        for _ in range(2):
+            for length in range(1, 41):
+                executor.run({"x": np.ones((1, length), np.float32)})
+        assert made(executor) == 40
+    assert 80 <= len(asked) <= 120

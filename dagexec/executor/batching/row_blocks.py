@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dagexec.binding.io_binding import Array, arrays_like
+from dagexec.binding.io_binding import Array, Signature, arrays_like
 from dagexec.binding.parameters import Parameters
 from dagexec.binding.replicas import Replica
 from dagexec.core.dtypes import from_numpy
@@ -67,7 +67,7 @@ class RowBlocks:
         rows = self._rows(request.feeds)
         if not rows:
             return None
-        kind = tuple((name, array.dtype.str, self._others(name, array.shape)) for name, array in request.feeds.items())
+        kind = self._kind_of(tuple([(name, array.dtype, array.shape) for name, array in request.feeds.items()]))
         if self._shown.get(kind, _UNKNOWN) is None:
             return None
         ready = self._ready(replica, kind)
@@ -89,6 +89,10 @@ class RowBlocks:
         counts = {feeds[name].shape[axis] for name, axis in self._axes.items()}
         return counts.pop() if len(counts) == 1 else 0
 
+    def _kind_of(self, signature: Signature) -> Hashable:
+        """The inputs but for the number of their rows."""
+        return tuple([(name, dtype.str, self._others(name, shape)) for name, dtype, shape in signature])
+
     def _others(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes of an input, without that of its batch axis."""
         axis = self._axes.get(name)
@@ -97,12 +101,11 @@ class RowBlocks:
     def _ready(self, replica: Replica, kind: Hashable) -> dict[int, float]:
         """The numbers of rows of this kind that `replica` is prepared for, and the seconds that a run of each takes."""
         seconds_by_rows: dict[int, float] = {}
-        for signature, seconds in replica.prepared_for():
-            if kind == tuple((name, dtype.str, self._others(name, shape)) for name, dtype, shape in signature):
-                counts = {shape[self._axes[name]] for name, _, shape in signature if name in self._axes}
-                seconds_by_rows[counts.pop()] = seconds
+        for signature, seconds in replica.prepared_for(kind, self._kind_of):
+            counts = {shape[self._axes[name]] for name, _, shape in signature if name in self._axes}
+            seconds_by_rows[counts.pop()] = seconds
         seconds_by_rows.pop(0, None)  # no rows, no block
-        return seconds_by_rows
+        return dict(sorted(seconds_by_rows.items()))
 
     def _shown_for(self, feeds: Mapping[str, Array], kind: Hashable) -> RowAxes | None:
         """The row axes for inputs of this kind; None where rows are not independent, or that is unknown."""
