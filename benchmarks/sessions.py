@@ -4,16 +4,25 @@
 
 Each row writes so many tokens from an empty cache twice: the first time ever, in which every length is new, and again.
 A token's time is that of its whole run, with what is chosen next. The texts are the same; the scores agree.
+
+Then 100 sessions of texts of several lengths, of which some are forked on the way and some runs are cancelled, write at
+the same time, joined, and one after another: the scores have the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import ctypes
+import gc
+import hashlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -63,7 +72,7 @@ class _Writer:
         return self.node("LayerNormalization", x, ones, zeros, axis=-1)
 
 
-def decoder(layers: int, width: int, heads: int) -> onnx.ModelProto:
+def decoder(layers: int, width: int, heads: int, batch: int | str = 1) -> onnx.ModelProto:
     """As GPT-2: `ids` [1, new], `past_k0` [1, heads, past, elements] and so on; `scores`, `present_k0` and so on."""
     w, elements = _Writer(), width // heads
     past = w.node("Gather", w.node("Shape", "past_k0"), w.constant(2))
@@ -75,9 +84,9 @@ def decoder(layers: int, width: int, heads: int) -> onnx.ModelProto:
     words, places = w.weight(WORDS, width), w.weight(POSITIONS, width)
     x = w.node("Add", w.node("Gather", words, "ids"), w.node("Gather", places, positions))
     split, joined = w.constant([0, 0, heads, elements]), w.constant([0, 0, width])
-    sizes: list[str | int | None] = [1, heads, "past", elements]
-    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [1, "new"])]
-    outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, "new", WORDS])]
+    sizes: list[str | int | None] = [batch, heads, "past", elements]
+    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [batch, "new"])]
+    outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [batch, "new", WORDS])]
     for layer in range(layers):
         read = w.normalized(x, width)
         q, k, v = (
@@ -163,10 +172,128 @@ def measure(size: str, tokens: int, threads: int) -> dict[str, Any]:
     return row
 
 
+SESSIONS, MOST_JOINED = 100, 32
+
+
+class _Plan:
+    """What a session writes: a prompt, how many tokens, where it is forked, and which runs are cancelled first."""
+
+    def __init__(self, number: int) -> None:
+        random = Random(number)
+        self.prompt = np.random.default_rng(number).integers(0, WORDS, (1, random.randint(4, 20)))
+        self.count = random.randint(10, 40)
+        self.forks = {self.count // 2} if random.random() < 0.1 else set[int]()
+        self.cancels = {random.randrange(1, self.count)} if random.random() < 0.1 else set[int]()
+
+
+class _Writers:
+    """Sessions that write as planned.
+
+    Attributes:
+        tokens: how many they have written.
+        digests: of the scores of each.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.digests: dict[str, str] = {}
+        self.sessions: list[Session] = []
+
+    def one_after_another(self, new: Callable[[], Session]) -> None:
+        """All of them, each alone."""
+        for number in range(SESSIONS):
+            asyncio.run(self._write(str(number), new(), _Plan(number), 0, self._blocking))
+
+    def together(self, new: Callable[[], Session]) -> None:
+        """All of them at the same time."""
+
+        async def all_of_them() -> None:
+            await asyncio.gather(
+                *(self._write(str(number), new(), _Plan(number), 0, self._joined) for number in range(SESSIONS))
+            )
+
+        asyncio.run(all_of_them())
+
+    @staticmethod
+    async def _blocking(session: Session, feeds: Mapping[str, Array], _is_cancelled: bool) -> Array:
+        return session.run(feeds)["scores"]
+
+    @staticmethod
+    async def _joined(session: Session, feeds: Mapping[str, Array], is_cancelled: bool) -> Array:
+        if is_cancelled:
+            task = asyncio.create_task(session.run_async(feeds))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                return task.result()["scores"]
+        return (await session.run_async(feeds))["scores"]
+
+    async def _write(self, name: str, session: Session, plan: _Plan, done: int, run: Any, token: int = 0) -> None:
+        digest, forks = hashlib.sha256(), []
+        self.sessions.append(session)
+        for place in range(done, plan.count):
+            ids = np.array([[token]]) if place else plan.prompt
+            scores = await run(session, {"ids": ids}, place in plan.cancels)
+            digest.update(scores.tobytes())
+            self.tokens += 1
+            token = int(scores[0, -1].argmax())
+            if place in plan.forks and not name.endswith("fork"):
+                forks.append(self._write(f"{name} fork", session.fork(), plan, place + 1, run, token // 2))
+        self.digests[name] = digest.hexdigest()
+        await asyncio.gather(*forks)
+
+
+def _resident() -> int:
+    """Bytes that the process has in memory, without those that are free."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure_joined(size: str, threads: int, rounds: int) -> dict[str, Any]:
+    """Tokens a second of 100 sessions, the best of so many rounds, and what they take in memory."""
+    proto = decoder(*SIZES[size], batch="batch").SerializeToString()
+    row: dict[str, Any] = {"decoder": size, "sessions": SESSIONS, "threads": threads, "max_batch": MOST_JOINED}
+    best = {"joined": 0.0, "one after another": 0.0}
+    with dagexec.compile(decoder(1, 64, 2, "batch"), num_workers=threads, max_batch=MOST_JOINED) as other:
+        _Writers().together(other.session)  # so that modules are imported, and threads started
+        before = _resident()
+        joined = dagexec.compile(proto, num_workers=threads, max_batch=MOST_JOINED)
+        first = joined.session()
+        for count in (20, 1, 1):
+            first.run({"ids": np.zeros((1, count), np.int64)})
+        one = _resident() - before - first.nbytes
+        writers = _Writers()
+        writers.together(joined.session)
+        held = _resident() - before
+    caches = first.nbytes + sum(session.nbytes for session in writers.sessions)
+    weights = sum(array.nbytes for array in joined.model.parameters.values())
+    for name, nbytes in (("weights", weights), ("executor", one), ("caches", caches), ("all", held)):
+        row[f"MB, {name}"] = round(nbytes / 1e6, 1)
+    row["memory, of executor and caches"] = round(held / (one + caches), 3)
+    with joined, dagexec.compile(proto, num_workers=threads) as alone:
+        for _ in range(rounds):
+            digests = []
+            for name, write, executor in (
+                ("joined", _Writers.together, joined),
+                ("one after another", _Writers.one_after_another, alone),
+            ):
+                writers, began = _Writers(), time.perf_counter()
+                write(writers, executor.session)
+                best[name] = max(best[name], writers.tokens / (time.perf_counter() - began))
+                digests.append(writers.digests)
+            if digests[0] != digests[1]:
+                raise SystemExit(f"{size}: joined sessions have other bytes")
+    row |= {f"tokens/s, {name}": round(value, 1) for name, value in best.items()}
+    return row | {"ratio": round(best["joined"] / best["one after another"], 2)}
+
+
 def main() -> None:
     """Measure and print; with `--json` keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 1000])
+    parser.add_argument("--rounds", type=int, default=3, help="of joined sessions")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(describe())
@@ -174,8 +301,12 @@ def main() -> None:
     for size, tokens, threads in itertools.product(SIZES, arguments.tokens, (1, 2)):
         rows.append(measure(size, tokens, threads))
         print(rows[-1], flush=True)
+    joined = []
+    for size, threads in itertools.product(SIZES, (1, 2)):
+        joined.append(measure_joined(size, threads, arguments.rounds))
+        print(joined[-1], flush=True)
     if arguments.json:
-        write_report(arguments.json, rows=rows)
+        write_report(arguments.json, rows=rows, joined=joined)
 
 
 if __name__ == "__main__":

@@ -223,6 +223,15 @@ def test_a_run_that_fails_leaves_the_state(executor: Executor) -> None:
     assert found == expected
 
 
+def test_a_run_that_fails_does_not_decide_how_the_next_is_run(executor: Executor) -> None:
+    session, other = executor.session(), executor.session()
+    expected = scores(other, [ids(9), ids(1), ids(1)])
+    assert scores(session, [ids(9), ids(1)]) == expected[:2]
+    with pytest.raises(dagexec.errors.OperatorError, match="index"):
+        session.run({"ids": ids(3) + WORDS})
+    assert scores(session, [ids(1)]) == expected[2:]
+
+
 @pytest.mark.anyio
 async def test_a_session_has_one_run_at_a_time(executor: Executor) -> None:
     session = executor.session()

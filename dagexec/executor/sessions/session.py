@@ -102,6 +102,7 @@ class Session(ModelRunner):
         self._is_new = False
         self._last: _Run | None = None
         self._net: StepNet | None = None
+        self._net_ran: StepSizes | None = None  # the run that it was last looked up for, which may not have ended well
         self._bound = 0
         self._growth: Growth = {}
         self._padded: dict[str, Array] = {}
@@ -169,7 +170,8 @@ class Session(ModelRunner):
         other = Session(self._executor, self._types, self._nets, self._memory, self._pairs)
         with self._alone():
             other._states, other._used, other._sizes = self._states.fork(), self._used, self._sizes
-            other._net, other._bound, other._growth = self._net, self._bound, self._growth
+            other._net, other._net_ran = self._net, self._net_ran
+            other._bound, other._growth = self._bound, self._growth
         return other
 
     def close(self) -> None:
@@ -186,7 +188,7 @@ class Session(ModelRunner):
             try:
                 return self._advanced(run, run.executor._run(run.fed, run.call))
             except BaseException:
-                self._give_up(run)
+                run.states.renew()
                 raise
 
     async def _run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
@@ -198,13 +200,8 @@ class Session(ModelRunner):
             try:
                 return self._advanced(run, await run.executor._run_async(run.fed, run.call))
             except BaseException:
-                self._give_up(run)
+                run.states.renew()
                 raise
-
-    def _give_up(self, run: _Run) -> None:
-        """A run has not ended well: it writes to caches no more, and what it had made for it may not suit the next."""
-        run.states.renew()
-        self._net = None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -283,7 +280,9 @@ class Session(ModelRunner):
         sizes, growth, is_alike = following
         if sizes.added > MOST_AT_ONCE:
             return None
-        if self._net is None or self._bound < sizes.end or growth != self._growth or not is_alike:
+        is_last = self._net is not None and self._net_ran is last and is_alike
+        self._net_ran = sizes
+        if not is_last or self._bound < sizes.end or growth != self._growth:
             self._bound = max(LEAST_BOUND, 1 << (sizes.end - 1).bit_length())
             self._growth, self._padded = growth, {}
             self._net = self._found(sizes, states, growth, self._bound - sizes.added)
