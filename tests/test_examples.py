@@ -16,6 +16,7 @@ SAYS = {
     "embed_in_asyncio": "as expected, cancelled: True\n{",
     "http_service": "1 run cancelled, no run left behind\ndrained and closed",
     "serve_a_pipeline": "and here: True\nloaded again, the same: True\ndrained, status 0",
+    "serve_a_decoder": "length\nthe same tokens: True\ndrained, status 0",
     "write_an_operator": "[ 5. 13. 17.]",
     "draw_a_net": "operators in",
     "read_digits": "10 of 10 pages are read right",

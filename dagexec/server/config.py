@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from numbers import Real
 from os import PathLike
@@ -20,7 +20,15 @@ from dagexec.platform.records import dataclass
 from dagexec.server.described_pipeline import DESCRIPTION_KEYS, DescribedPipeline, check_python_steps
 from dagexec.server.limits import Limits
 
-__all__ = ["ClusterConfig", "Limits", "ModelConfig", "ServerConfig", "read_config"]
+__all__ = [
+    "ClusterConfig",
+    "GenerationConfig",
+    "Limits",
+    "ModelConfig",
+    "SequenceConfig",
+    "ServerConfig",
+    "read_config",
+]
 
 MAX_QUEUED = 100
 """Requests that wait for a model, unless its configuration says otherwise."""
@@ -55,6 +63,68 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequenceConfig:
+    """Sequences of a model's requests: each has a session, which holds memory between them.
+
+    Attributes:
+        states: the output that each input is fed in the next request of a sequence; by default what names tell.
+        idle_seconds: after which a sequence without a request ends.
+        max_open: sequences at one time; who begins another is refused.
+        max_queued: requests of one sequence that may wait for those before them; beyond, they are refused.
+    """
+
+    states: Mapping[str, str] | None = None
+    idle_seconds: float = 60.0
+    max_open: int = 1000
+    max_queued: int = 100
+
+    def __post_init__(self) -> None:
+        """Raises SettingError for what is out of range."""
+        states = self.states
+        if states is not None and not (isinstance(states, Mapping) and _are_texts([*states, *states.values()])):
+            raise SettingError(f"states must name an output for each input, not {states!r:.80}")
+        if not _is_real(self.idle_seconds) or not 0 < self.idle_seconds < math.inf:
+            raise SettingError(f"idle_seconds must be more than 0, not {self.idle_seconds!r:.80}")
+        for what, least in (("max_open", 1), ("max_queued", 0)):
+            count = getattr(self, what)
+            if not _is_whole(count) or count < least:
+                raise SettingError(f"{what} must be {least} or more, not {count!r:.80}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """How a model generates: each of its tokens is fed to its next run, in a session that keeps its caches.
+
+    Attributes:
+        input: is fed the prompt, then one token after another.
+        output: the scores of the next token, the largest of which is taken, in the last row; or tokens, if it has whole
+            numbers, the last of which is taken.
+        mask: an input that is fed ones, as many as there are tokens so far, if the model has such.
+        positions: an input that is fed the places of the tokens, counted from 0, if the model has such.
+        stop: tokens after which there are no more.
+        max_tokens: of one request, unless it asks for fewer.
+    """
+
+    input: str
+    output: str
+    mask: str | None = None
+    positions: str | None = None
+    stop: Sequence[int] = ()
+    max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        """Raises SettingError for what is out of range."""
+        for what in ("input", "output", "mask", "positions"):
+            name = getattr(self, what)
+            if not isinstance(name, str) and (name is not None or what in ("input", "output")):
+                raise SettingError(f"{what} must be a name, not {name!r:.80}")
+        if not isinstance(self.stop, Sequence) or not all(map(_is_whole, self.stop)):
+            raise SettingError(f"stop must be a list of tokens, not {self.stop!r:.80}")
+        if not _is_whole(self.max_tokens) or self.max_tokens < 1:
+            raise SettingError(f"max_tokens must be 1 or more, not {self.max_tokens!r:.80}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A model to serve.
 
@@ -69,6 +139,8 @@ class ModelConfig:
         priority_level: a request that asks for level p, where 1 is the most urgent, has `priority` increased by
             `priority_level` - p. With 1, the default, clients may only make way for others.
         cluster: replicas run the model on a Ray cluster, instead of an executor in the server's process.
+        sequences: those of its requests, if it has states or caches.
+        generation: how it generates; None if it does not.
     """
 
     name: str
@@ -79,6 +151,8 @@ class ModelConfig:
     priority: int = 0
     priority_level: int = 1
     cluster: ClusterConfig | None = None
+    sequences: SequenceConfig = field(default_factory=SequenceConfig)
+    generation: GenerationConfig | None = None
 
     def __post_init__(self) -> None:
         """Raises SettingError for what is out of range."""
@@ -109,6 +183,11 @@ class ModelConfig:
             settings["batch_padding"] = BatchPadding(**padding)
         if (cluster := settings.get("cluster")) is not None:
             settings["cluster"] = _cluster(cluster)
+        for name, kind in (("sequences", SequenceConfig), ("generation", GenerationConfig)):
+            if name in settings:
+                table = _table(settings, name)
+                check_keys(table, {one.name for one in fields(kind)})
+                settings[name] = kind(**table)
         compile_settings = {key: value for key, value in settings.items() if key in compiling}
         options = replace(self.options, **compile_settings) if compile_settings else self.options
         return replace(self, options=options, **{key: value for key, value in settings.items() if key in own})
@@ -261,6 +340,10 @@ def _check_name(what: str, name: object) -> None:
     """Names stand in paths of URLs."""
     if not isinstance(name, str) or not name or len(name) > 200 or not name.isprintable() or "/" in name:
         raise SettingError(f"a {what}'s name is a text of 1 to 200 characters without '/', not {name!r:.80}")
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _is_whole(value: object) -> bool:

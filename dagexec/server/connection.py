@@ -14,7 +14,7 @@ import asyncio
 import json
 import math
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -339,6 +339,7 @@ class Exchange:
     def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
         self._connection = connection
         self._cycle = cycle
+        self._is_last = False
 
     def fill(self, incoming: IncomingBody) -> bool:
         """Receive the rest of the body there; False if it is there, or comes with ASGI's messages.
@@ -370,31 +371,60 @@ class Exchange:
         self, status: int, headers: Sequence[tuple[bytes, bytes]], parts: Sequence[bytes | memoryview]
     ) -> None:
         """Send a whole answer, in place of ASGI's messages. `headers` have its length, and `parts` so many bytes."""
-        cycle, connection, transport = self._cycle, self._connection, self._connection.transport
-        if cycle.flow.write_paused:  # by answers to requests before this one
-            await cycle.flow.drain()
-        if cycle.disconnected:
+        if not await self._client_reads():  # answers to requests before this one
             return
+        head = self._head(status, headers)
+        small = sum(map(len, parts)) <= _SMALL
+        self._connection.transport.write(b"".join([head, *parts]) if small else head)
+        for part in [] if small else parts:
+            if not await self._client_reads():
+                return
+            self._connection.transport.write(part)
+        self._complete()
+
+    async def stream(self, headers: Sequence[tuple[bytes, bytes]], parts: AsyncIterable[bytes]) -> None:
+        """Send an answer in parts as they come, the first one with its head: until then it may become another one."""
+        chunked = self._cycle.scope["http_version"] != "1.0"
+        head = b""
+        async for part in parts:
+            if not await self._client_reads():
+                return
+            if not self._cycle.response_started:
+                head = self._head(200, [*headers, (b"transfer-encoding", b"chunked")] if chunked else headers)
+            self._connection.transport.write(head + (b"%x\r\n%b\r\n" % (len(part), part) if chunked else part))
+            head = b""
+        if chunked:
+            self._connection.transport.write(b"0\r\n\r\n")
+        self._complete()
+
+    def count_error(self, status: int) -> None:
+        """An error is sent within an answer."""
+        self._connection.common.error_answered(status)
+
+    async def _client_reads(self) -> bool:
+        """Wait until the client has read most of what was written; False if it has gone."""
+        if self._cycle.flow.write_paused:
+            await self._cycle.flow.drain()
+        return not self._cycle.disconnected
+
+    def _head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """That of an answer, which begins."""
         if status >= 400:
-            connection.common.error_answered(status)
-        cycle.response_started = True
+            self.count_error(status)
+        self._cycle.response_started = True
         lines = [b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())]
         lines += [b"%s: %s\r\n" % header for header in headers]
-        is_last = connection.ends_with_this_answer(cycle)
-        lines.append(b"connection: close\r\n\r\n" if is_last else b"\r\n")
-        small = sum(map(len, parts)) <= _SMALL
-        transport.write(b"".join([*lines, *parts] if small else lines))
-        for part in [] if small else parts:
-            if cycle.flow.write_paused:
-                await cycle.flow.drain()
-            if cycle.disconnected:
-                return
-            transport.write(part)
-        cycle.response_complete = True
-        cycle.message_event.set()
-        if is_last or connection.ends_with_this_answer(cycle):
-            connection.end()
-        cycle.on_response()
+        self._is_last = self._connection.ends_with_this_answer(self._cycle)
+        lines.append(b"connection: close\r\n\r\n" if self._is_last else b"\r\n")
+        return b"".join(lines)
+
+    def _complete(self) -> None:
+        """All of the answer is written."""
+        self._cycle.response_complete = True
+        self._cycle.message_event.set()
+        if self._is_last or self._connection.ends_with_this_answer(self._cycle):
+            self._connection.end()
+        self._cycle.on_response()
 
 
 def exchange_of(scope: Mapping[str, Any]) -> Exchange:

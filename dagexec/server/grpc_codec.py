@@ -13,6 +13,7 @@ import numpy as np
 from dagexec.core.feeds import Array
 from dagexec.server.datatypes import BYTES
 from dagexec.server.inference import (
+    GeneratedToken,
     InferenceRequest,
     InferenceResponse,
     ModelMetadata,
@@ -76,6 +77,17 @@ def response_message(response: InferenceResponse) -> messages.ModelInferResponse
         outputs=[_tensor(name, array) for name, array in response.outputs.items()],
         raw_output_contents=[bytes(to_binary(array)) for array in response.outputs.values()],
     )
+
+
+def token_message(token: GeneratedToken) -> messages.ModelInferResponse:
+    """A token as the one result of an answer."""
+    response = InferenceResponse(
+        model=token.model, version=token.version, id=token.id, outputs={"token": np.array([token.token])}
+    )
+    message = response_message(response)
+    if token.finish_reason:
+        message.parameters["finish_reason"].string_param = token.finish_reason
+    return message
 
 
 def metadata_message(metadata: ModelMetadata) -> messages.ModelMetadataResponse:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -16,15 +16,22 @@ from google.protobuf.message import DecodeError, Message
 
 from dagexec.errors import SettingError
 from dagexec.server.bodies import Bodies, Held
-from dagexec.server.grpc_codec import config_message, metadata_message, parameters_from, request_from, response_message
-from dagexec.server.inference import RequestError, request_error
+from dagexec.server.grpc_codec import (
+    config_message,
+    metadata_message,
+    parameters_from,
+    request_from,
+    response_message,
+    token_message,
+)
+from dagexec.server.inference import InferenceRequest, RequestError, request_error
 from dagexec.server.parent_span import parent_span
 from dagexec.server.proto import inference_pb2 as messages
 from dagexec.server.repository import Repository
 
 SERVICE = "inference.GRPCInferenceService"
 
-EXTENSIONS = ("model_repository", "model_configuration")
+EXTENSIONS = ("model_repository", "model_configuration", "sequence", "sequence(string_id)")
 """Of the protocol, those that this service has beyond inference."""
 
 _CODES: Mapping[int, grpc.StatusCode] = {
@@ -45,6 +52,9 @@ RETRY_METADATA = "grpc-retry-pushback-ms"
 
 _MESSAGE_CHARACTERS = 2000
 """Of an error's text, which is sent as a header, and clients take few bytes of these."""
+
+_IN_SERVICE = 64
+"""Requests of one stream that run or wait at one time."""
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 _Kind = TypeVar("_Kind", bound=Message)
@@ -94,17 +104,35 @@ class InferenceService:
         return config_message(self._repository.metadata(request.name, request.version or None))
 
     async def model_infer(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
+        return response_message(await self._repository.infer(self._asked(request)))
+
+    async def model_stream_infer(
+        self, request: messages.ModelInferRequest
+    ) -> AsyncGenerator[messages.ModelInferResponse, None]:
+        """The answers to one message of a stream: a token each, where it has the parameter `max_tokens`."""
+        if "max_tokens" not in request.parameters:
+            answer = await self.model_infer(request)
+            answer.parameters["triton_final_response"].bool_param = True
+            yield answer
+            return
+        async with aclosing(self._repository.generate(self._asked(request))) as tokens:
+            async for token in tokens:
+                answer = token_message(token)
+                answer.parameters["triton_final_response"].bool_param = bool(token.finish_reason)
+                yield answer
+
+    def _asked(self, request: messages.ModelInferRequest) -> InferenceRequest:
+        """The request in a message. Raises RequestError."""
         model, version = request.model_name, request.model_version or None
         try:
             try:
-                asked = request_from(request, self.limits)
+                return request_from(request, self.limits)
             except RequestError:
                 self._repository.check_inputs(model, version, [tensor.name for tensor in request.inputs])
                 raise
         except RequestError as error:
             self._repository.count_refused(model, version, error)
             raise
-        return response_message(await self._repository.infer(asked))
 
     async def repository_index(self, request: messages.RepositoryIndexRequest) -> messages.RepositoryIndexResponse:
         rows = self._repository.index(request.ready)
@@ -157,7 +185,7 @@ class InferenceService:
         async def answer(_: object, context: _Context) -> bytes:
             try:
                 with self._calls.place():
-                    data = await self._calls.message(context, self.limits.body_seconds)
+                    data = await _Client(self._calls, context, self.limits.body_seconds).message()
                     if data is None:
                         raise RequestError(400, "the call has no message")
                     with self._held(data), _parent_span(context):
@@ -168,32 +196,67 @@ class InferenceService:
 
         return answer
 
-    async def _answer_stream(self, _: object, context: _Context) -> AsyncIterator[bytes]:
-        """One request after another, so that answers come in the order of requests."""
+    async def _answer_stream(self, _: object, context: _Context) -> None:
+        """Requests run side by side, and are answered in the order in which they came."""
+        refused: RequestError | None = None
         try:
             with self._calls.place():
-                while (data := await self._calls.message(context, self.limits.idle_seconds)) is not None:
-                    with self._held(data), _parent_span(context):
-                        answer = await self._answer_one(data)
-                    yield answer.SerializeToString()
-                return
+                async with asyncio.TaskGroup() as tasks:
+                    refused = await self._read_stream(context, tasks)
         except RequestError as error:
             refused = error
-        await self._abort(context, refused)
+        if refused is not None:
+            await self._abort(context, refused)
 
-    async def _answer_one(self, data: bytes) -> messages.ModelStreamInferResponse:
-        """The answer to one message of a stream, errors included: they do not end it."""
+    async def _read_stream(self, context: _Context, tasks: asyncio.TaskGroup) -> RequestError | None:
+        """Begin the requests of a stream, up to its end; what is wrong with the stream itself."""
+        client = _Client(self._calls, context, self.limits.idle_seconds)
+        room = asyncio.Semaphore(_IN_SERVICE)
+        before: asyncio.Task[None] | None = None
+
+        async def serve(data: bytes, before: asyncio.Task[None] | None) -> None:
+            try:
+                await self._answer_in_turn(data, context, before)
+            finally:
+                client.served()
+                room.release()
+
+        try:
+            while (data := await client.message()) is not None:
+                await room.acquire()
+                client.serves()
+                before = tasks.create_task(serve(data, before))
+        except RequestError as error:
+            return error
+        return None
+
+    async def _answer_in_turn(self, data: bytes, context: _Context, before: asyncio.Task[None] | None) -> None:
+        """Answer one message of a stream once `before` is over; errors do not end the stream."""
+        with _parent_span(context):
+            async with aclosing(self._answers(data)) as answers:
+                async for answer in answers:
+                    if before is not None:
+                        await asyncio.wait([before])
+                        before = None
+                    await context.write(answer.SerializeToString())
+
+    async def _answers(self, data: bytes) -> AsyncGenerator[messages.ModelStreamInferResponse, None]:
+        """Those to one message of a stream; an error is the last one."""
         request = messages.ModelInferRequest()
         try:
-            request = _parsed(messages.ModelInferRequest, data)
-            return messages.ModelStreamInferResponse(infer_response=await self.model_infer(request))
+            with self._held(data):
+                request = _parsed(messages.ModelInferRequest, data)
+                async with aclosing(self.model_stream_infer(request)) as answers:
+                    async for answer in answers:
+                        yield messages.ModelStreamInferResponse(infer_response=answer)
+            return
         except Exception as error:
             refused = request_error(error)
         self._error_answered(refused.status)
         failed = messages.ModelInferResponse(
             model_name=request.model_name, model_version=request.model_version, id=request.id
         )
-        return messages.ModelStreamInferResponse(error_message=str(refused), infer_response=failed)
+        yield messages.ModelStreamInferResponse(error_message=str(refused), infer_response=failed)
 
     @contextmanager
     def _held(self, data: bytes) -> Iterator[None]:
@@ -216,35 +279,68 @@ class _Calls:
     def __init__(self, most: int) -> None:
         self._most = most
         self._count = 0
-        self._awaited: dict[asyncio.Timeout, None] = {}
+        self.awaited: dict[_Client, None] = {}
+        """Clients that the server waits for, the longest first."""
 
     @contextmanager
     def place(self) -> Iterator[None]:
         """That of one call. Raises RequestError when there is none."""
         if self._count >= self._most:
-            oldest = next(iter(self._awaited), None)
+            oldest = next(iter(self.awaited), None)
             if oldest is None:
                 raise RequestError(429, f"{self._most} calls are being served already")
-            del self._awaited[oldest]
-            oldest.reschedule(0)
+            oldest.give_way()
         self._count += 1
         try:
             yield
         finally:
             self._count -= 1
 
-    async def message(self, context: _Context, seconds: float) -> bytes | None:
-        """The next message of a client, None at their end. Raises RequestError if it does not come in time."""
+
+class _Client:
+    """Who sends the messages of one call: within `seconds`, while none of its requests is in service."""
+
+    def __init__(self, calls: _Calls, context: _Context, seconds: float) -> None:
+        self._calls = calls
+        self._context = context
+        self._seconds = seconds
+        self._in_service = 0
+        self._patience: asyncio.Timeout | None = None
+
+    async def message(self) -> bytes | None:
+        """The next one, None at their end. Raises RequestError if it does not come in time."""
         try:
-            async with asyncio.timeout(seconds) as patience:
-                self._awaited[patience] = None
-                try:
-                    data = await context.read()
-                finally:
-                    self._awaited.pop(patience, None)
+            async with asyncio.timeout(None) as self._patience:
+                self._await_message()
+                data = await self._context.read()
         except TimeoutError:
             raise RequestError(408, "the message of the call did not come in time") from None
+        finally:
+            self._patience = None
+            self._calls.awaited.pop(self, None)
         return data if isinstance(data, bytes) else None
+
+    def serves(self) -> None:
+        """A request of it begins."""
+        self._in_service += 1
+
+    def served(self) -> None:
+        """A request of it is over."""
+        self._in_service -= 1
+        self._await_message()
+
+    def give_way(self) -> None:
+        """Wait no longer."""
+        self._calls.awaited.pop(self)
+        if self._patience is not None:
+            self._patience.reschedule(0)
+
+    def _await_message(self) -> None:
+        """From now on, if nothing else is to be done for it."""
+        if self._patience is None or self._patience.expired() or self._in_service:
+            return
+        self._patience.reschedule(asyncio.get_running_loop().time() + self._seconds)
+        self._calls.awaited[self] = None
 
 
 @asynccontextmanager

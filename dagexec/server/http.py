@@ -1,15 +1,16 @@
 """The Open Inference Protocol, version 2, over HTTP: an ASGI application over a repository.
 
-Requests for inference, which are many, are served here directly; Starlette serves the others.
+Requests for inference and for tokens, which are many, are served here directly; Starlette serves the others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -22,8 +23,24 @@ from starlette.routing import Route
 
 from dagexec.server.bodies import Bodies, ClientGoneError, Held, Receive, accepted_encoding, compressed
 from dagexec.server.connection import Exchange, exchange_of
-from dagexec.server.inference import InferenceResponse, RequestError, TensorMetadata, request_error
-from dagexec.server.messages import HEADER_LENGTH, ParsedRequest, parse_json, parse_request, write_response
+from dagexec.server.inference import (
+    GeneratedToken,
+    InferenceRequest,
+    InferenceResponse,
+    RequestError,
+    TensorMetadata,
+    request_error,
+)
+from dagexec.server.messages import (
+    HEADER_LENGTH,
+    ParsedRequest,
+    parse_generation,
+    parse_json,
+    parse_request,
+    token_object,
+    tokens_object,
+    write_response,
+)
 from dagexec.server.metrics import Metrics
 from dagexec.server.parent_span import parent_span
 from dagexec.server.repository import Repository
@@ -34,12 +51,13 @@ logger = logging.getLogger("dagexec.server")
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-EXTENSIONS = ("binary_tensor_data", "model_repository")
-_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+EXTENSIONS = ("binary_tensor_data", "model_repository", "sequence", "sequence(string_id)", "generate")
+_RUN = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 _LENGTH_NAME = HEADER_LENGTH.lower().encode()
 _LARGE = 64 << 10  # bytes of JSON that a thread parses, so that others have their turn
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
+_EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
 
 class Application:
@@ -59,7 +77,7 @@ class Application:
                 await send({"type": "websocket.close", "code": 1000})
             return
         exchange = exchange_of(scope)
-        path = _INFER.fullmatch(scope["path"])
+        path = _RUN.fullmatch(scope["path"])
         if path is None or scope["method"] != "POST":
             await self._others(scope, receive, _Answer(exchange, scope["method"]))
             return
@@ -67,11 +85,19 @@ class Application:
         try:
             with Held(self._bodies, exchange) as held:
                 try:
-                    parsed = await self._parsed(path[1], path[2], headers, receive, held)
+                    body = await self._body(headers, receive, held)
+                    if path[3] == "infer":
+                        parsed = await self._parsed(path[1], path[2], headers, body)
+                    else:
+                        asked = await self._asked(path[1], path[2], body)
                 except RequestError as error:
                     self._repository.count_refused(path[1], path[2], error)
                     raise
                 with _cancelled_when_the_client_leaves(exchange), _parent_span(headers):
+                    if path[3] != "infer":
+                        async with aclosing(self._repository.generate(asked)) as tokens:
+                            await _send_tokens(exchange, tokens, as_events=path[3] == "generate_stream")
+                        return
                     response = await self._repository.infer(parsed.request)
                 await _send_response(exchange, parsed, response, headers)
         except ClientGoneError:
@@ -80,22 +106,25 @@ class Application:
             refused = _error_response(request_error(error))
             await exchange.answer(refused.status_code, refused.raw_headers, [refused.body])
 
-    async def _parsed(
-        self,
-        model: str,
-        version: str | None,
-        headers: Mapping[bytes, bytes],
-        receive: Receive,
-        held: Held,
-    ) -> ParsedRequest:
-        length = headers.get(_LENGTH_NAME)
-        header_length = None if length is None else _whole(length)
+    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive, held: Held) -> memoryview:
         announced, encoding = headers.get(b"content-length"), headers.get(b"content-encoding")
-        body = await self._bodies.read(receive, held, announced, encoding, header_length or 0)
-        arguments = (model, version, body, header_length, self._limits, self._repository.check_inputs)
-        if (body.nbytes if header_length is None else header_length) > _LARGE:
+        return await self._bodies.read(receive, held, announced, encoding, _header_length(headers) or 0)
+
+    async def _parsed(
+        self, model: str, version: str | None, headers: Mapping[bytes, bytes], body: memoryview
+    ) -> ParsedRequest:
+        length = _header_length(headers)
+        arguments = (model, version, body, length, self._limits, self._repository.check_inputs)
+        if (body.nbytes if length is None else length) > _LARGE:
             return await anyio.to_thread.run_sync(parse_request, *arguments)
         return parse_request(*arguments)
+
+    async def _asked(self, model: str, version: str | None, body: memoryview) -> InferenceRequest:
+        """What is asked of a model that generates."""
+        arguments = (model, version, body, self._repository.metadata(model, version).inputs, self._limits)
+        if body.nbytes > _LARGE:
+            return await anyio.to_thread.run_sync(parse_generation, *arguments)
+        return parse_generation(*arguments)
 
 
 class _Answer:
@@ -115,7 +144,11 @@ class _Answer:
             )
 
 
-def _whole(text: bytes) -> int:
+def _header_length(headers: Mapping[bytes, bytes]) -> int | None:
+    """How many bytes of a body are JSON, None for all."""
+    text = headers.get(_LENGTH_NAME)
+    if text is None:
+        return None
     if not text.isdigit() or len(text) > 18:
         raise ProtocolError(f"{HEADER_LENGTH} must be a whole number, not {text.decode('latin-1')!r:.80}")
     return int(text)
@@ -163,6 +196,34 @@ async def _send_response(
         names.append((b"content-encoding", encoding))
     names.append((b"content-length", b"%d" % sum(map(len, parts))))
     await exchange.answer(200, names, parts)
+
+
+async def _send_tokens(exchange: Exchange, tokens: AsyncIterable[GeneratedToken], *, as_events: bool) -> None:
+    """Each as an event when it is there, or all in one answer."""
+    if as_events:
+        async with aclosing(_events(exchange, tokens)) as events:
+            await exchange.stream(_EVENTS, events)
+        return
+    body = json.dumps(tokens_object([token async for token in tokens])).encode()
+    await exchange.answer(200, [_JSON, (b"content-length", b"%d" % len(body))], [body])
+
+
+async def _events(exchange: Exchange, tokens: AsyncIterable[GeneratedToken]) -> AsyncGenerator[bytes, None]:
+    """Server-sent events; the last one is an error where there is one behind the first token."""
+    has_begun = False
+    try:
+        async for token in tokens:
+            has_begun = True
+            yield _event(token_object(token))
+    except RequestError as error:
+        if not has_begun:
+            raise
+        exchange.count_error(error.status)
+        yield _event({"error": str(error)})
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return b"data: %b\n\n" % json.dumps(data).encode()
 
 
 def _error_response(error: RequestError) -> Response:

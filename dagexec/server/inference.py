@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import field
+from typing import Literal
 
 from dagexec.core.feeds import Array
 from dagexec.errors import (
@@ -38,7 +39,7 @@ class InferenceRequest:
         id: is answered as it is.
         inputs: arrays by name. They may share memory with what was received, and be read-only.
         outputs: names of the results asked for; none for all.
-        parameters: `priority` and `timeout` as Triton has them (`Repository.infer`); others are ignored.
+        parameters: as Triton has them (`Repository.infer`, `Repository.generate`); others are ignored.
     """
 
     model: str
@@ -57,6 +58,21 @@ class InferenceResponse:
     version: str
     id: str
     outputs: dict[str, Array]
+
+
+FinishReason = Literal["", "stop", "length"]
+"""Why a token is the last one: it is among those that end a text, or there are as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedToken:
+    """One of the tokens that a request gets, with the reason why it is the last one; "" for others."""
+
+    model: str
+    version: str
+    id: str
+    token: int
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)

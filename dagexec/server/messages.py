@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dagexec.core.feeds import Array
+from dagexec.core.spelling import did_you_mean
 from dagexec.platform.records import dataclass
-from dagexec.server.inference import InferenceRequest, InferenceResponse
+from dagexec.server.inference import GeneratedToken, InferenceRequest, InferenceResponse, TensorMetadata
 from dagexec.server.limits import Limits
 from dagexec.server.tensors import (
     ProtocolError,
@@ -16,6 +17,7 @@ from dagexec.server.tensors import (
     datatype_of_output,
     from_binary,
     from_json,
+    from_nested,
     to_binary,
     to_json,
     whole_parameter,
@@ -76,20 +78,52 @@ def parse_request(
         if asked.get("classification"):
             raise ProtocolError(f"output {name!r:.80}: classification is not supported")
         binary[name] = _flag(asked, "binary_data", _flag(parameters, "binary_data_output", False))
-    identity = message.get("id", "")
-    if not isinstance(identity, str):
-        raise ProtocolError(f"id must be a text, not {identity!r:.80}")
-    if parameters.get("sequence_id"):
-        raise ProtocolError("sequences are not supported")
     request = InferenceRequest(
         model=model,
         version=version,
-        id=identity,
+        id=_identity(message),
         inputs=inputs,
         outputs=tuple(binary),
         parameters=parameters,
     )
     return ParsedRequest(request, binary, _flag(parameters, "binary_data_output", False))
+
+
+def parse_generation(
+    model: str, version: str | None, body: memoryview, inputs: Iterable[TensorMetadata], limits: Limits
+) -> InferenceRequest:
+    """The request in a body of Triton's generate extension: the model's `inputs` and parameters by name.
+
+    Axes that a list lacks are of one element. Raises ProtocolError.
+    """
+    message = parse_json(body)
+    by_name = {one.name: one for one in inputs}
+    parameters = dict(_parameters(message))
+    arrays: dict[str, Array] = {}
+    for name, value in message.items():
+        if name in by_name:
+            arrays[name] = from_nested(by_name[name], value, limits)
+        elif isinstance(value, str | int | float):
+            parameters[name] = value
+        elif name != "parameters":
+            raise ProtocolError(f"model {model!r} has no input {name!r:.80}{did_you_mean(name, by_name)}")
+    return InferenceRequest(model=model, version=version, id=_identity(message), inputs=arrays, parameters=parameters)
+
+
+def token_object(token: GeneratedToken) -> dict[str, Any]:
+    """A token as JSON has it, with all that its answer tells."""
+    return {**_about(token), "token": token.token, "finish_reason": token.finish_reason}
+
+
+def tokens_object(tokens: Sequence[GeneratedToken]) -> dict[str, Any]:
+    """All tokens of a request as JSON has them."""
+    reason = tokens[-1].finish_reason
+    return {**_about(tokens[-1]), "tokens": [one.token for one in tokens], "finish_reason": reason}
+
+
+def _about(token: GeneratedToken) -> dict[str, Any]:
+    about = {"model_name": token.model, "model_version": token.version}
+    return {**about, "id": token.id} if token.id else about
 
 
 def parse_json(text: memoryview | bytes) -> dict[str, Any]:
@@ -165,6 +199,13 @@ def _parameters(holder: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise ProtocolError(f"parameters must be a JSON object, not {parameters!r:.80}")
     return parameters
+
+
+def _identity(message: Mapping[str, Any]) -> str:
+    identity = message.get("id", "")
+    if not isinstance(identity, str):
+        raise ProtocolError(f"id must be a text, not {identity!r:.80}")
+    return identity
 
 
 def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -10,6 +10,9 @@
 | `dagexec_batch_rows` | histogram: rows of each run, where requests are joined | model, version |
 | `dagexec_arena_bytes` | gauge: memory for intermediate results | model, version |
 | `dagexec_replicas` | gauge: runs that there may be at one time | model, version |
+| `dagexec_sequences_open` | gauge: sequences of requests | model, version |
+| `dagexec_sequences_bytes` | gauge: memory that sequences keep between requests | model, version |
+| `dagexec_sequences_expired_total` | counter: sequences that ended because they were idle | model, version |
 
 and those of prometheus-client about the process (`process_resident_memory_bytes`, `process_open_fds`, ...).
 """
@@ -21,7 +24,7 @@ from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
 from dagexec.server.repository import Outcome
@@ -91,13 +94,21 @@ class _States:
                 ("requests_queued", "Requests that wait for their turn."),
                 ("arena_bytes", "Memory for intermediate results."),
                 ("replicas", "Runs that there may be at one time."),
+                ("sequences_open", "Sequences of requests."),
+                ("sequences_bytes", "Memory that sequences keep between requests."),
             )
         }
         rows = HistogramMetricFamily(
             "dagexec_batch_rows", "Rows of a run that requests may be joined in.", labels=_LABELS
         )
+        expired = CounterMetricFamily(
+            "dagexec_sequences_expired", "Sequences that ended because they were idle.", labels=_LABELS
+        )
         for version in self._loaded():
             labels = (version.config.name, version.version)
+            gauges["sequences_open"].add_metric(labels, version.sequences.open)
+            gauges["sequences_bytes"].add_metric(labels, version.sequences.nbytes)
+            expired.add_metric(labels, version.sequences.expired)
             found = _statistics(version)
             gauges["requests_running"].add_metric(labels, found.running if found else version.running)
             if found is None:
@@ -110,6 +121,7 @@ class _States:
             if sizes := getattr(found, "batch_sizes", {}):
                 _add_rows(rows, labels, sizes)
         yield from gauges.values()
+        yield expired
         yield rows
 
 

@@ -11,7 +11,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
@@ -30,6 +31,7 @@ from dagexec.executor.source.loading import PLAN_SUFFIX, ModelSource
 from dagexec.platform.processor import available_cores
 from dagexec.server.config import ModelConfig, ServerConfig
 from dagexec.server.inference import (
+    GeneratedToken,
     InferenceRequest,
     InferenceResponse,
     ModelMetadata,
@@ -39,13 +41,17 @@ from dagexec.server.inference import (
 )
 from dagexec.server.limits import Limits
 from dagexec.server.repository_state import ModelState, RepositoryState
+from dagexec.server.sequences import place_of
 from dagexec.server.version import PLATFORM, LoadedVersion, Runner
 
 logger = logging.getLogger("dagexec.server")
 
 Outcome = Literal["completed", "failed", "invalid", "rejected", "timed_out", "cancelled"]
 
-_SERVERS_OWN = ("source", "version", "allow_io", "cluster", "tuning_seconds", "operator_arguments")
+_SERVERS_OWN = (
+    *("source", "version", "allow_io", "cluster", "tuning_seconds", "operator_arguments"),
+    *("sequences", "generation", "session_bytes"),
+)
 _MAX_RETRY_SECONDS = 60
 _MAX_TIMEOUT_MICROSECONDS = 1 << 62
 
@@ -87,11 +93,13 @@ class Repository:
         config: ServerConfig,
         observer: Observer | None = None,
         load_runner: Callable[[ModelConfig, ModelSource], Awaitable[Runner]] = _compiled,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`load_runner` makes what runs a source."""
+        """`load_runner` makes what runs a source; `clock` tells how long sequences are idle."""
         self.config = config
         self._observer = observer
         self._load_runner = load_runner
+        self._clock = clock
         self._state = RepositoryState(config.models.values())
         self._changing = anyio.Lock()
 
@@ -99,30 +107,68 @@ class Repository:
         """Run a model. A cancelled await cancels the run.
 
         Parameters of the request, as Triton has them: `timeout` in microseconds, which may shorten the model's own, 0
-        for none; `priority`, a level of which 1 is the most urgent and 0 the model's default.
+        for none; `priority`, a level of which 1 is the most urgent and 0 the model's default; those of a sequence
+        (`sequences.place_of`).
 
         Raises RequestError: 400 for bad inputs, outputs or parameters, 404 for an unknown model or version, 413 for a
         run that would not fit in memory, 500 for an operator that fails, 503 (mostly with `retry_after`) for a model
         that is not ready or has its queue full, 504 when the timeout is over.
         """
         loaded = self._state.find(request.model, request.version)
-        began = time.monotonic()
-        outcome: Outcome = "cancelled"
-        loaded.enter()
-        try:
-            config = loaded.config
+        with self._in_service(loaded):
+            config, place = loaded.config, None
             timeout, priority = config.timeout, config.priority
             if request.parameters:
                 timeout, priority = _timeout(request.parameters, timeout), _priority(request.parameters, config)
+                place = place_of(request.parameters)
             if not loaded.names.issuperset(request.outputs):
                 unknown = sorted(set(request.outputs) - loaded.names)
                 hint = did_you_mean(unknown[0], loaded.names)
                 raise FeedError(
                     f"model {config.name!r}: unknown outputs {unknown}; it has {sorted(loaded.names)}{hint}"
                 )
-            outputs = await loaded.runner.run_async(
-                request.inputs, outputs=request.outputs or None, timeout=timeout, priority=priority
+            run = loaded.runner.run_async if place is None else partial(loaded.sequences.run, place)
+            outputs = await run(request.inputs, outputs=request.outputs or None, timeout=timeout, priority=priority)
+        return InferenceResponse(model=request.model, version=loaded.version, id=request.id, outputs=outputs)
+
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[GeneratedToken, None]:
+        """The tokens that a model generates, as its configuration says, one after another.
+
+        Parameters of the request: `max_tokens`, 0 or no more than the configuration's; `timeout` for all tokens and
+        `priority`, as in `infer`. Close the iterator (`aclosing`) to end it early. Raises RequestError as `infer`.
+        """
+        loaded = self._state.find(request.model, request.version)
+        with self._in_service(loaded):
+            config, generator = loaded.config, loaded.generator
+            if generator is None:
+                raise RequestError(400, f"model {config.name!r} does not generate: its settings do not say how")
+            if place_of(request.parameters) is not None:
+                raise RequestError(400, "a request that generates is a sequence of its own, without sequence_id")
+            most = generator.config.max_tokens
+            tokens = generator.tokens(
+                request.inputs,
+                _whole(request.parameters, "max_tokens", most) or most,
+                timeout=_timeout(request.parameters, config.timeout),
+                priority=_priority(request.parameters, config),
             )
+            async with aclosing(tokens):
+                async for token, reason in tokens:
+                    yield GeneratedToken(
+                        model=request.model,
+                        version=loaded.version,
+                        id=request.id,
+                        token=token,
+                        finish_reason=reason,
+                    )
+
+    @contextmanager
+    def _in_service(self, loaded: LoadedVersion) -> Iterator[None]:
+        """A request to this version, which is counted. Errors are turned into those that clients are told."""
+        began = time.monotonic()
+        outcome: Outcome = "cancelled"
+        loaded.enter()
+        try:
+            yield
             outcome = "completed"
         except Exception as error:
             refused = request_error(error, self._retry_after(loaded))
@@ -134,8 +180,7 @@ class Repository:
             if outcome == "completed":
                 loaded.last_seconds = seconds
             if self._observer is not None:
-                self._observer.finished(request.model, loaded.version, outcome, seconds)
-        return InferenceResponse(model=request.model, version=loaded.version, id=request.id, outputs=outputs)
+                self._observer.finished(loaded.config.name, loaded.version, outcome, seconds)
 
     def check_inputs(self, model: str, version: str | None, names: Iterable[str]) -> None:
         """Raise RequestError (400) for a name that is no input of a model that serves: worse than a wrong size."""
@@ -178,6 +223,11 @@ class Repository:
     def loaded(self) -> list[LoadedVersion]:
         """All versions that serve."""
         return self._state.loaded()
+
+    def end_idle_sequences(self) -> None:
+        """End sequences that have been idle for too long; to be called now and then."""
+        for version in self._state.loaded():
+            version.sequences.expire()
 
     async def load_all(self) -> dict[str, RequestError]:
         """Load every model of the configuration, and return the errors of those that could not be, by name."""
@@ -239,14 +289,15 @@ class Repository:
         if parameters and "config" in parameters and not self.config.control_settings:
             raise RequestError(403, "clients may not change settings of models (the server's `control_settings`)")
 
-    def add(self, name: str, runner: Runner, version: str = "1") -> None:
+    def add(self, name: str, runner: Runner, version: str = "1", **settings: Any) -> None:
         """Serve something that is ready to run, such as a deployment on a cluster. `drain` closes it.
 
-        Raises SettingError for a name that is taken, and for inputs that the protocol has no words for.
+        `settings` are a model's, as a file has them. Raises SettingError for a name that is taken, for wrong settings,
+        and for inputs that the protocol has no words for.
         """
         self._state.check_new(name)
-        config = ModelConfig(name=name, source=None, version=version)
-        self._state.add(name, config, LoadedVersion(config, version, runner))
+        config = ModelConfig(name=name, source=None, version=version).changed(settings)
+        self._state.add(name, config, LoadedVersion(config, version, runner, self._clock))
 
     async def drain(self, seconds: float | None = None) -> None:
         """Refuse new requests, wait for those in service, by default `drain_seconds`, and close all models."""
@@ -268,7 +319,7 @@ class Repository:
             config = replace(config, options=replace(config.options, telemetry=True))
         runner = await self._load_runner(config, source)
         try:
-            return LoadedVersion(config, version, runner)
+            return LoadedVersion(config, version, runner, self._clock)
         except BaseException:
             await to_the_end(partial(runner.drain_async, timeout=0))
             raise

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from functools import partial
@@ -33,6 +34,7 @@ logger = logging.getLogger("dagexec.server")
 _SPARE_FILES = 1000  # that a process opens besides its connections
 _TICK = 0.1  # seconds, uvicorn's
 _SWEEP_TICKS = 10  # between looks at slow clients
+_SWEEP_SECONDS = 1.0  # between looks at idle sequences
 
 
 class Server:
@@ -45,10 +47,11 @@ class Server:
         bodies: the memory that requests take.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells how long sequences are idle."""
         self.config = config
         self._metrics = Metrics(lambda: self.repository.loaded())
-        self.repository = Repository(config, self._metrics)
+        self.repository = Repository(config, self._metrics, clock=clock)
         self.bodies = Bodies(config.limits)
         self.url = ""
         self.grpc_address = ""
@@ -78,6 +81,7 @@ class Server:
         http = _Http(Application(self.repository, self.bodies, self._metrics), self.config.limits, self._metrics)
         async with anyio.create_task_group() as serving:
             serving.start_soon(http.serve, [listener])
+            serving.start_soon(self._end_idle_sequences)
             if signals:
                 await serving.start(self._obey_signals, http)
             logger.info("listening at %s%s", self.url, self.grpc_address and f", gRPC at {self.grpc_address}")
@@ -121,6 +125,11 @@ class Server:
     def stop(self) -> None:
         """Drain, then end."""
         self._stop.set()
+
+    async def _end_idle_sequences(self) -> None:
+        while True:
+            await anyio.sleep(_SWEEP_SECONDS)
+            self.repository.end_idle_sequences()
 
     async def _cancel_when_stopped(self, scope: anyio.CancelScope) -> None:
         await self._stop.wait()

@@ -17,7 +17,7 @@ import numpy as np
 from dagexec.core.feeds import Array
 from dagexec.core.tensor import as_bytes_objects
 from dagexec.server.datatypes import BYTES, NUMPY, datatype_of_array
-from dagexec.server.inference import RequestError
+from dagexec.server.inference import RequestError, TensorMetadata
 from dagexec.server.limits import Limits
 
 _LITTLE = sys.byteorder == "little"  # the protocol's order
@@ -119,6 +119,19 @@ _JSON_TYPES: dict[str, tuple[frozenset[type], str]] = {
     "O": (frozenset((str,)), "texts"),
 }
 """The types of values, and what they are called, by kind of dtype."""
+
+
+def from_nested(tensor: TensorMetadata, data: object, limits: Limits) -> Array:
+    """The tensor in a value, or in lists in lists that show its sizes; first axes that they lack are of one element."""
+    sizes: list[int] = []
+    inner = data
+    while isinstance(inner, list) and len(sizes) <= limits.axes:
+        sizes.append(len(inner))
+        inner = inner[0] if inner else None
+    shape = checked_shape(tensor.name, sizes, limits)
+    array = from_json(tensor.name, tensor.datatype, shape, data if isinstance(data, list) else [data])
+    axes = len(shape) if tensor.shape is None else len(tensor.shape)
+    return array.reshape((1,) * (axes - len(shape)) + shape)
 
 
 def _flat(name: str, data: object, axes: int) -> list[Any]:

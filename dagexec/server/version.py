@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -12,9 +12,13 @@ from dagexec.core.feeds import Array, Feeds
 from dagexec.core.model import InputInfo
 from dagexec.errors import SettingError
 from dagexec.executor.requests.waiting import to_the_end
+from dagexec.executor.sessions.names import states_by_name
+from dagexec.executor.sessions.session import Session
 from dagexec.server.config import ModelConfig
 from dagexec.server.datatypes import datatype_of
+from dagexec.server.generation import Generator
 from dagexec.server.inference import TensorMetadata
+from dagexec.server.sequences import Sequences
 
 PLATFORM = "dagexec"
 
@@ -55,13 +59,19 @@ class LoadedVersion:
         version: what clients call it.
         runner: what runs it.
         names: its results.
+        sequences: those of its requests.
+        generator: generates with it; None if its configuration does not say how.
         running: requests in service.
         last_seconds: what the latest request took that was answered. It waited for all that were before it, so one
             that is refused now finds room after about as long.
     """
 
-    def __init__(self, config: ModelConfig, version: str, runner: Runner) -> None:
-        """Raises SettingError for inputs and outputs that the protocol has no words for."""
+    def __init__(self, config: ModelConfig, version: str, runner: Runner, clock: Callable[[], float]) -> None:
+        """`clock` tells how long sequences are idle.
+
+        Raises SettingError for inputs and outputs that the protocol has no words for, and for settings of sequences and
+        generation that do not fit the model; FeedError for states that it does not have.
+        """
         self.config = config
         self.version = version
         self.runner = runner
@@ -72,6 +82,14 @@ class LoadedVersion:
             if info.is_optional:
                 raise _no_words(name, info)
         self.names = frozenset(runner.outputs)
+        opens = _session_opener(config, runner)
+        self.sequences = Sequences(config.name, config.sequences, opens, clock)
+        self.generator: Generator | None = None
+        if config.generation is not None:
+            if opens is None:
+                raise SettingError("generation needs states or caches, which sequences.states names")
+            self.generator = Generator(config.generation, runner.inputs, opens)
+            self.generator.check(runner.outputs)
         self.running = 0
         self.last_seconds = 0.0
         self._idle = anyio.Event()
@@ -93,6 +111,7 @@ class LoadedVersion:
         What is not finished by then ends with ClosedError. The close is not interrupted by a cancellation.
         """
         self._retired = True
+        self.sequences.close()
         await to_the_end(partial(self._close, seconds))
 
     async def _close(self, seconds: float) -> None:
@@ -100,6 +119,20 @@ class LoadedVersion:
             with anyio.move_on_after(seconds):
                 await self._idle.wait()
         await self.runner.drain_async(timeout=0)
+
+
+def _session_opener(config: ModelConfig, runner: Runner) -> Callable[[], Session] | None:
+    """What begins a sequence of runs; None for a runner that keeps nothing between them."""
+    session: Callable[[Mapping[str, str] | None], Session] | None = getattr(runner, "session", None)
+    states = config.sequences.states
+    if session is None:
+        if states:
+            raise SettingError("sequences.states: only an executor in the server's process keeps states between runs")
+        return None
+    if states is None:
+        return partial(session, None) if states_by_name(runner.inputs, runner.outputs) else None
+    session(states).close()
+    return partial(session, states)
 
 
 def _no_words(name: str, info: InputInfo) -> SettingError:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import anyio
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import dagexec
 from dagexec.binding.io_binding import Array
@@ -23,11 +26,14 @@ from dagexec.cluster.state import DeploymentState
 from dagexec.devices.sim import simulated
 from dagexec.errors import ClosedError
 from dagexec.executor.executor import Executor
+from dagexec.executor.sessions.session import Session
 from dagexec.executor.source.types import GivenTypes
 from dagexec.pipelines import Pipeline
-from dagexec.server.config import ModelConfig, ServerConfig
-from dagexec.server.inference import InferenceRequest
+from dagexec.server.config import GenerationConfig, ModelConfig, SequenceConfig, ServerConfig
+from dagexec.server.generation import Generator
+from dagexec.server.inference import InferenceRequest, RequestError
 from dagexec.server.repository import Repository
+from dagexec.server.sequences import Place, Sequences
 from tests.failures.acting import until
 from tests.failures.steps import BACKENDS, MOMENTS, Moment, Outcome, cancelled_at
 from tests.held import doubled_model
@@ -235,6 +241,64 @@ async def served(what: str) -> AsyncIterator[tuple[Call, After]]:
 
 
 @asynccontextmanager
+async def in_a_sequence() -> AsyncIterator[tuple[Call, After]]:
+    """The first of a sequence's requests, with another that waits for it."""
+    place, x = Place(7, is_first=True, is_last=False), np.ones(1, np.float32)
+    with dagexec.compile(adding_model(), optimize=False) as executor:
+        sequences = Sequences("m", SequenceConfig(), executor.session, time.monotonic)
+
+        async def ask(place: Place) -> Array:
+            return (await sequences.run(place, {"x": x}, outputs=["new_total"]))["new_total"]
+
+        async def after(outcome: Outcome) -> None:
+            assert sequences.open == (0 if outcome.cancelled else 1)
+            if outcome.cancelled:
+                with pytest.raises(RequestError, match="is not open"):
+                    await ask(Place(7, is_first=False, is_last=False))
+                await ask(place)
+            assert (await ask(Place(7, is_first=False, is_last=True)) == 2).all()
+            assert sequences.open == executor.statistics().running == 0
+
+        yield functools.partial(ask, place), after
+
+
+@asynccontextmanager
+async def generating() -> AsyncIterator[tuple[Call, After]]:
+    """Three tokens."""
+    config = GenerationConfig(input="x", output="new_total")
+    with dagexec.compile(adding_model(), optimize=False) as executor:
+        opened: list[Session] = []
+
+        def session() -> Session:
+            opened.append(executor.session())
+            return opened[-1]
+
+        async def call() -> list[int]:
+            prompt = {"x": np.float32([1, 2])}
+            tokens = Generator(config, executor.inputs, session).tokens(prompt, 3, timeout=60.0, priority=0)
+            async with aclosing(tokens):
+                return [token async for token, _ in tokens]
+
+        async def after(outcome: Outcome) -> None:
+            assert all(not one.state for one in opened)
+            if not outcome.cancelled:
+                assert outcome.result == [0, 0, 0]
+            assert await call() == [0, 0, 0]
+
+        yield call, after
+
+
+def adding_model() -> onnx.ModelProto:
+    """The sum of all x so far."""
+    x, total, new = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "total", "new_total")
+    )
+    add = helper.make_node("Add", ["x", "total"], ["new_total"])
+    graph = helper.make_graph([add], "adding", [x, total], [new])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@asynccontextmanager
 async def piped() -> AsyncIterator[tuple[Call, After]]:
     """A pipeline of a model and a Python step."""
     pipeline = Pipeline("doubled")
@@ -272,6 +336,8 @@ SCENARIOS = {
     "Deployment.aclose": functools.partial(deployed, "close"),
     "Deployment.drain_async": functools.partial(deployed, "drain"),
     "Repository.infer": functools.partial(served, "infer"),
+    "Sequences.run": in_a_sequence,
+    "Generator.tokens": generating,
     "Repository.load": functools.partial(served, "load"),
     "Repository.load, as it is": functools.partial(served, "load and warm up"),
     "Repository.unload": functools.partial(served, "unload"),

@@ -69,6 +69,17 @@ class Client:
             headers[name.lower()] = value
         return Answer(int(line.split()[1]), headers, b"")
 
+    def chunk(self) -> bytes:
+        """The next part of a body in chunks; empty at its end."""
+        size = int(self._file.readline(), 16)
+        data = self._file.read(size)
+        assert self._file.read(2) == b"\r\n"
+        return data
+
+    def rest(self) -> bytes:
+        """All that comes until the server closes the connection."""
+        return self._file.read()
+
     def peek(self) -> bytes:
         """Wait for the first bytes of the next answer, which stay; none if the server closed the connection."""
         return self._file.peek(1)
@@ -127,11 +138,18 @@ def infer_path(model: str) -> str:
     return f"/v2/models/{model}/infer"
 
 
-def binary_request(model: str, x: np.ndarray, headers: Mapping[str, object] | None = None, **changes: object) -> bytes:
+def binary_request(
+    model: str,
+    x: np.ndarray,
+    headers: Mapping[str, object] | None = None,
+    request_parameters: Mapping[str, object] | None = None,
+    **changes: object,
+) -> bytes:
     """A request with one input `x` of float32 as bytes, answered with bytes; `changes` are to the input's JSON."""
     parameters = {"binary_data_size": x.nbytes}
     one = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "parameters": parameters, **changes}
-    text = json.dumps({"inputs": [one], "parameters": {"binary_data_output": True}}).encode()
+    asked = {"binary_data_output": True, **(request_parameters or {})}
+    text = json.dumps({"inputs": [one], "parameters": asked}).encode()
     length = {"Inference-Header-Content-Length": len(text)}
     return post(infer_path(model), text + x.tobytes(), {**length, **(headers or {})})
 

@@ -95,3 +95,67 @@ class Loads:
 def repository_of(loads: Loads, **models: ModelConfig) -> Repository:
     named = models or {"m": ModelConfig(name="m", source="m.onnx")}
     return Repository(ServerConfig(models=named, control=True, control_settings=True), load_runner=loads)
+
+
+class AddingRunner(HeldRunner):
+    """Sessions in which y is the sum of all x so far, held as other runs are; `sessions` are all that were opened."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        super().__init__(0, held=held)
+        self.sessions: list[AddingSession] = []
+
+    @property
+    def inputs(self) -> Mapping[str, InputInfo]:
+        return {**super().inputs, "total": InputInfo(dtypes.FLOAT32, (1, 3))}
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("y", "totalN")
+
+    def session(self, states: Mapping[str, str] | None = None) -> AddingSession:
+        self.sessions.append(AddingSession(self))
+        return self.sessions[-1]
+
+    @property
+    def open(self) -> int:
+        """Sessions that have not been closed."""
+        return sum(not session.closed for session in self.sessions)
+
+
+class AddingSession:
+    """One of an `AddingRunner`; what it has run is in `seen`."""
+
+    def __init__(self, runner: AddingRunner) -> None:
+        self._runner = runner
+        self._total = np.zeros((1, 3), np.float32)
+        self._busy = False
+        self.closed = False
+        self.seen: list[float] = []
+
+    @property
+    def nbytes(self) -> int:
+        return self._total.nbytes
+
+    async def run_async(
+        self, feeds: Feeds, *, outputs: Iterable[str] | None = None, timeout: float | None = None, priority: int = 0
+    ) -> dict[str, Array]:
+        assert not self.closed
+        assert not self._busy
+        self._busy = True
+        try:
+            total = self._total + (await self._runner.run_async(feeds, timeout=timeout, priority=priority))["y"]
+        finally:
+            self._busy = False
+        self._total = total
+        self.seen.append(float(np.asarray(feeds["x"])[0, 0]))
+        return {"y": total}
+
+    def close(self) -> None:
+        assert not self._busy
+        self.closed = True
+
+    def __enter__(self) -> AddingSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

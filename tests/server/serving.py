@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,9 +20,11 @@ _loops: WeakKeyDictionary[Server, asyncio.AbstractEventLoop] = WeakKeyDictionary
 
 
 @contextmanager
-def serving(config: ServerConfig, *, loaded: bool = True) -> Iterator[Server]:
+def serving(
+    config: ServerConfig, *, loaded: bool = True, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Server]:
     """The server, which listens and has loaded its models; at the end it has drained, and its thread is gone."""
-    server = Server(replace(config, port=0))
+    server = Server(replace(config, port=0), clock)
     listening = threading.Event()
     status: list[int] = []
 

@@ -181,7 +181,7 @@ async def test_a_call_without_a_message_gives_its_place_to_others(path: str) -> 
             silent = []
             for count in (1, 2):
                 silent.append(channel.stream_stream(path)(timeout=PATIENCE))
-                while len(service._calls._awaited) < count:
+                while len(service._calls.awaited) < count:
                     await asyncio.sleep(0)
             answer = await channel.unary_unary(INFER)(grpc_request(X), timeout=PATIENCE)
             assert messages.ModelInferResponse.FromString(answer).raw_output_contents == [(X + 1).tobytes()]

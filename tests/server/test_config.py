@@ -11,7 +11,7 @@ import pytest
 from dagexec.cluster import Autoscaling
 from dagexec.errors import SettingError
 from dagexec.options import BatchPadding
-from dagexec.server.config import MAX_QUEUED, ClusterConfig, ModelConfig, ServerConfig, read_config
+from dagexec.server.config import MAX_QUEUED, ClusterConfig, ModelConfig, SequenceConfig, ServerConfig, read_config
 from dagexec.server.limits import Limits
 
 ROOT = Path(__file__).parents[2]
@@ -145,5 +145,7 @@ def test_the_settings_of_the_documentation_are_read_and_say_the_defaults(tmp_pat
     limits = text.partition("[limits]")[2].partition("[models")[0]
     assert {one.name for one in fields(Limits)} == set(re.findall(r"^(\w+) = ", limits, re.MULTILINE))
     assert replace(config, models={}, grpc_port=None) == ServerConfig()
+    assert config.models["gpt"].sequences == SequenceConfig()
+    assert config.models["gpt"].generation is not None
     resnet = config.models["resnet"]
     assert (resnet.timeout, resnet.priority, resnet.options.max_batch) == (2.0, 10, 8)

@@ -136,7 +136,6 @@ BAD: list[tuple[Any, bytes, str]] = [
     ({"inputs": [], "outputs": [{"name": "y"}] * 2}, b"", "is there twice"),
     ({"inputs": [], "outputs": "y"}, b"", "outputs must be a list"),
     ({"inputs": [], "parameters": {"binary_data_output": 1}}, b"", "must be true or false"),
-    ({"inputs": [], "parameters": {"sequence_id": 3}}, b"", "sequences are not supported"),
     ({"inputs": [], "id": 7}, b"", "id must be a text"),
 ]
 
