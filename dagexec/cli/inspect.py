@@ -12,23 +12,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dagexec.analysis.comparison import random_feeds
 from dagexec.analysis.plot import check_drawing, draw_graph
 from dagexec.cli.arguments import SetOption, parse_arguments
-from dagexec.cli.compiled import choices_in_words, compiled_rows, compiled_table, compiled_without_measuring
+from dagexec.cli.compiled import (
+    choices_in_words,
+    compiled_rows,
+    compiled_table,
+    compiled_without_measuring,
+    input_types,
+)
 from dagexec.cli.feeds import AllowIoOption, JsonOption, ModelArgument, ShapeOption, read_model, with_shapes
 from dagexec.cli.json_output import print_json
 from dagexec.cli.memory import memory_rows, memory_table
 from dagexec.cli.passes import pass_outcomes, pass_table, passes_as_list
 from dagexec.cli.reports import ReportOption, write_report
-from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.inference import NetTypes, infer_net
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node
 from dagexec.core.operator_arguments import with_arguments
 from dagexec.core.registry import schema_of, sub_nets_of
-from dagexec.core.schema import TensorType
 from dagexec.report.document import Report, check_report
 from dagexec.report.graph import GraphSection
 from dagexec.scheduler.plan.plan import Plan, build_plan
@@ -73,7 +76,7 @@ def inspect_command(
     if arguments:
         loaded = replace(loaded, net=with_arguments(loaded.net, arguments))
     graph = build_graph(loaded.net, (loaded.parameters.keys() | loaded.inputs.keys()).__contains__)
-    types = infer_net(graph, _input_types(loaded, shapes), loaded.parameters)
+    types = infer_net(graph, input_types(loaded, shapes), loaded.parameters)
     plan = build_plan(graph, [cost.seconds if cost else 0.0 for cost in types.costs])
     if draw is not None:
         draw_graph(plan, draw)
@@ -87,7 +90,7 @@ def inspect_command(
         found = _as_dict(loaded, graph, plan, types)
         found |= {"memory": {row.net_type: asdict(row) for row in rows}} if rows else {}
         if result is not None:
-            found["compiled"] = {"operators": compiled_rows(result), "choices": choices_in_words(result)}
+            found["compiled"] = {"operators": compiled_rows(result, shapes), "choices": choices_in_words(result)}
         print_json(found | ({"passes": passes_as_list(outcomes)} if wants_passes else {}))
         return
     console = Console()
@@ -95,7 +98,7 @@ def inspect_command(
     if wants_passes:
         console.print(pass_table(outcomes))
     if result is not None:
-        console.print(compiled_table(compiled_rows(result)))
+        console.print(compiled_table(compiled_rows(result, shapes)))
         for line in choices_in_words(result):
             console.print(line, markup=False)
 
@@ -147,14 +150,6 @@ def _foreign(graph: Graph) -> Iterator[str]:
 def _reasons(graph: Graph, index: int) -> list[str]:
     """Why another runtime computes an operator; none when it does not."""
     return graph.operators[index].arguments().strings("reasons") if graph.schemas[index].foreign else []
-
-
-def _input_types(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[str, TensorType]:
-    """Types of parameters, and of the inputs whose shape the model or the caller specifies."""
-    known = {name: info for name, info in model.inputs.items() if name in shapes or info.shape is not None}
-    arrays = dict(model.parameters)
-    arrays |= random_feeds(Model(model.name, model.net, inputs=known), shapes)
-    return {name: TensorType(tuple(array.shape), from_numpy(array.dtype)) for name, array in arrays.items()}
 
 
 def _table(graph: Graph, plan: Plan, types: NetTypes) -> Table:
