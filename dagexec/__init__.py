@@ -35,12 +35,14 @@ if not TYPE_CHECKING:
             "dagexec.analysis.precision_report": ("PrecisionReport", "precision_report"),
             "dagexec.pipelines": ("Pipeline", "load_pipeline"),
             "dagexec.executor.compile_async": ("compile_async",),
+            "dagexec.executor.sessions.session": ("Session",),
             "dagexec.scheduler.workers.pool": ("Pool",),
         },
     )
 else:
     from dagexec.analysis.precision_report import PrecisionReport, precision_report
     from dagexec.executor.compile_async import compile_async
+    from dagexec.executor.sessions.session import Session
     from dagexec.pipelines import Pipeline, load_pipeline
     from dagexec.scheduler.workers.pool import Pool
 
@@ -58,6 +60,7 @@ __all__ = [
     "Pipeline",
     "Pool",
     "PrecisionReport",
+    "Session",
     "TensorSpec",
     "Workspace",
     "build",

@@ -24,6 +24,9 @@ SAYS = {
     "train_a_net": "at least 95 of 100: True",
     "train_on_several_devices": "same bytes: True",
     "run_on_a_cluster": "320 answers, the bytes of one process: True\nreplicas that were lost: 1",
+    "generate_text": "greedy: 115 995 722",
+    "transcribe": "words: ",
+    "detect_speech": "5000 frames of 1000 streams, probabilities of 0.",
     "train_char_lstm": "below 1.5 nats a character: True",
 }
 

@@ -300,6 +300,20 @@ def test_sessions_that_have_not_run_for_long_give_up_room_for_others() -> None:
         assert scores(sessions[1], steps[20 + sessions[1].state[CACHES[0]].shape[2] - 60 :])[-1] == expected[-1]
 
 
+def test_what_no_output_belongs_to_is_said_once(executor: Executor) -> None:
+    session, other = executor.session(), executor.session()
+    session.reset({"ids": ids(1)})
+    fork = session.fork()
+    expected = scores(other, [ids(1), ids(1), ids(1, seed=1)])
+    assert [one["scores"].tobytes() for one in (session.run({}), session.run({}))] == expected[:2]
+    assert scores(session, [ids(1, seed=1)]) == expected[2:]
+    assert fork.run({})["scores"].tobytes() == expected[0]
+    np.testing.assert_array_equal(fork.state["ids"], ids(1))
+    fork.reset()
+    with pytest.raises(FeedError, match="ids"):
+        fork.run({})
+
+
 def test_mistakes_are_named(executor: Executor) -> None:
     with pytest.raises(FeedError, match=r"session: states: 'past_key\.9' is no input; did you mean"):
         executor.session({"past_key.9": "present_key.0"})
@@ -308,8 +322,8 @@ def test_mistakes_are_named(executor: Executor) -> None:
     session = executor.session({"past_key.0": "present_key.0"})
     with pytest.raises(FeedError, match=r"input 'past_key\.1' is neither fed nor known as a state"):
         session.run({"ids": ids(1)})
-    with pytest.raises(FeedError, match="'ids' is no state"):
-        session.reset({"ids": ids(1)})
+    with pytest.raises(FeedError, match="session: 'id' is no input; did you mean 'ids'"):
+        session.reset({"id": ids(1)})
     with pytest.raises(FeedError, match=r"input 'past_key\.0' must be float32, found int64"):
         session.reset({"past_key.0": np.zeros((1, KEY_HEADS, 0, ELEMENTS), np.int64)})
 

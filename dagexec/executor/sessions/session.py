@@ -69,7 +69,8 @@ class Session(ModelRunner):
 
     Inputs that a run is not fed are states: zeros at first, then what the outputs that belong to them were in the run
     before. An axis along which such an output is longer than its input, as a cache's, begins with length 0. To feed a
-    state is to replace it. One run at a time; different sessions run at the same time, as the executor's requests do.
+    state is to replace it. What `reset` says of other inputs holds until the next one. One run at a time; different
+    sessions run at the same time, as the executor's requests do.
 
     Where attention reads caches, a run that adds a few positions is a *step*: they are put behind those that are there,
     in memory of the session with room to grow, and it is prepared for all lengths at once (`compiler.stepping`).
@@ -96,6 +97,7 @@ class Session(ModelRunner):
             for what, kind, among in ((name, "input", self.inputs), (output, "output", outputs)):
                 if what not in among:
                     raise FeedError(f"{self._label}: states: {what!r} is no {kind}{did_you_mean(what, among)}")
+        self._constants: dict[str, Array] = {}
         self._states = States({})
         self._used: frozenset[str] = frozenset()
         self._sizes: StepSizes | None = None
@@ -126,8 +128,8 @@ class Session(ModelRunner):
         Raises SessionBusyError during a run.
         """
         with self._alone():
-            arrays = self._states.whole(self._length)
-            in_place = self._states.arrays
+            arrays = {**self._constants, **self._states.whole(self._length)}
+            in_place = {**self._constants, **self._states.arrays}
         return {name: _read_only(array if name in in_place else array.copy()) for name, array in arrays.items()}
 
     @property
@@ -139,7 +141,8 @@ class Session(ModelRunner):
     def nbytes(self) -> int:
         """Bytes of its states: with the room for more positions, and with what it shares with forks."""
         caches = self.caches
-        return sum(array.nbytes for array in self._states.arrays.values()) + (caches.nbytes if caches else 0)
+        arrays = *self._constants.values(), *self._states.arrays.values()
+        return sum(array.nbytes for array in arrays) + (caches.nbytes if caches else 0)
 
     def cut_caches(self) -> int:
         """Have no room for more positions than there are; the bytes saved, none during a run or where others share."""
@@ -153,22 +156,26 @@ class Session(ModelRunner):
     def reset(self, state: Mapping[str, npt.ArrayLike] | None = None) -> None:
         """Begin anew: from zeros, or from copies of these arrays, by input.
 
-        Raises FeedError for what is no state, or no array of its input's type; SessionBusyError during a run.
+        An input that no output belongs to, as what a decoder reads of its encoder, is the same in each run then that is
+        not fed it. Raises FeedError for what is no input, or no array of its type; SessionBusyError during a run.
         """
         arrays = {name: np.array(array) for name, array in (state or {}).items()}
         for name in arrays:
-            if name not in self._pairs:
-                raise FeedError(f"{self._label}: {name!r} is no state{did_you_mean(name, self._pairs)}")
+            if name not in self.inputs:
+                raise FeedError(f"{self._label}: {name!r} is no input{did_you_mean(name, self.inputs)}")
         check_feeds(self.model, arrays, frozenset())
+        states = {name: array for name, array in arrays.items() if name in self._pairs}
         with self._alone():
             self._states.leave()
-            self._states, self._used, self._sizes, self._is_new = States(arrays), frozenset(arrays), None, True
+            self._constants = {name: array for name, array in arrays.items() if name not in self._pairs}
+            self._states, self._used, self._sizes, self._is_new = States(states), frozenset(states), None, True
             self._last = None
 
     def fork(self) -> Session:
         """Another session that goes on from here; what came before is shared. Raises SessionBusyError during a run."""
         other = Session(self._executor, self._types, self._nets, self._memory, self._pairs)
         with self._alone():
+            other._constants = self._constants
             other._states, other._used, other._sizes = self._states.fork(), self._used, self._sizes
             other._net, other._net_ran = self._net, self._net_ran
             other._bound, other._growth = self._bound, self._growth
@@ -193,7 +200,7 @@ class Session(ModelRunner):
 
     async def _run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
         with self._alone():
-            if self._net is None:  # it may have to be made
+            if self._net is None and (self._sizes is not None or self._is_new or not self._used):  # it may be made
                 run = await on_a_thread(f"dagexec-{self.model.name}-session", partial(self._next, feeds, call))
             else:
                 run = self._next(feeds, call)
@@ -220,7 +227,8 @@ class Session(ModelRunner):
         again = self._next_alike(feeds, call)
         if again is not None:
             return again
-        named = as_arrays(self.model.name, named_feeds(self.model.name, feeds, self._needed - self._pairs.keys()))
+        asked_for = self._needed - self._pairs.keys() - self._constants.keys()
+        named = {**self._constants, **as_arrays(self.model.name, named_feeds(self.model.name, feeds, asked_for))}
         left_out = self._needed - named.keys()
         strangers = sorted(left_out - self._pairs.keys())
         if strangers:
@@ -353,7 +361,7 @@ class Session(ModelRunner):
         """What the caller gets of a run that is over; the rest is the state."""
         kept = {name: self._pairs[name] for name in run.used if self._pairs[name] in results}
         self._states, self._used, self._sizes, self._is_new, self._last = run.states, run.used, run.sizes, False, run
-        if run.sizes is None:
+        if run.sizes is None and any(results[output].shape != run.fed[name].shape for name, output in kept.items()):
             types = _types_of(run.fed)
             before = {name: types.pop(name) for name in kept}
             self._sizes = learned(types, before, {name: _type_of(results[output]) for name, output in kept.items()})

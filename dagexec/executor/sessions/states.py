@@ -65,8 +65,9 @@ class States:
 
     def leave_caches(self, length: int) -> None:
         """Have all of them in arrays."""
-        self.arrays = {name: np.ascontiguousarray(array) for name, array in self.whole(length).items()}
-        self.leave()
+        if self.caches is not None:
+            self.arrays = {name: np.ascontiguousarray(array) for name, array in self.whole(length).items()}
+            self.leave()
 
     def with_room(self, layers: Sequence[Layer], length: int, needed: int, memory: SessionMemory) -> Caches:
         """Caches that no other session has, with room for `needed` positions, of which there are `length`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from functools import partial
 from itertools import islice
 
@@ -21,6 +22,8 @@ _MAX_ELEMENTS = 1 << 10  # of a constant whose values shapes may depend on
 _FREE_SIZES = ((2, 16), (3, 16), (2, 224), (3, 224), (2, 256), (2, 1), (1, 1), (1, 16), (1, 224))
 """Sizes tried for the first axis and for others, where they are free."""
 
+_MOST_RECENT = 32
+
 
 @dataclass(frozen=True)
 class GivenTypes:
@@ -31,12 +34,16 @@ class GivenTypes:
         operators: those that compute parameters, and those of a run.
         types: of the parameters.
         values: of the small ones.
+        recent: what `blobs` answered, for what it was asked.
     """
 
     name: str
     operators: tuple[Node, ...]
     types: Mapping[str, TensorType]
     values: Mapping[str, Array]
+    recent: dict[frozenset[tuple[str, TensorType]], Mapping[str, TensorType | None] | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @classmethod
     def of(cls, model: Model) -> GivenTypes:
@@ -72,10 +79,17 @@ class GivenTypes:
 
     def blobs(self, inputs: Mapping[str, TensorType]) -> Mapping[str, TensorType | None] | None:
         """Types of all blobs for inputs of these types; None where inference refuses them."""
-        try:
-            return infer_listed(self.name, self.operators, {**self.types, **inputs}, self.values).blobs
-        except DagexecError:
-            return None
+        key, nothing = frozenset(inputs.items()), dict[str, TensorType | None]()
+        found = self.recent.get(key, nothing)
+        if found is nothing:
+            try:
+                found = infer_listed(self.name, self.operators, {**self.types, **inputs}, self.values).blobs
+            except DagexecError:
+                found = None
+            if len(self.recent) >= _MOST_RECENT:
+                self.recent.clear()
+            self.recent[key] = found
+        return found
 
     def error_for(self, feeds: Feeds) -> ShapeError | None:
         """The error in the shapes of `feeds`; None when inference finds none, or cannot tell."""

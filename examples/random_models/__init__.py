@@ -1,0 +1,1 @@
+"""The models of the examples that keep state, written in ONNX."""
