@@ -127,7 +127,7 @@ def test_metadata(client: triton.InferenceServerClient) -> None:
     assert client.get_server_metadata() == {
         "name": "dagexec",
         "version": dagexec.__version__,
-        "extensions": ["binary_tensor_data", "model_repository"],
+        "extensions": ["binary_tensor_data", "model_repository", "sequence", "sequence(string_id)", "generate"],
     }
     metadata = {
         "name": "doubled",
