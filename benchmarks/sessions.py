@@ -1,124 +1,152 @@
-"""Decoders that write a text, a position a run: sessions beside onnxruntime, which is fed its caches; interleaved.
+"""Runs that keep state: sessions beside onnxruntime, which is fed what it gave back, and OpenVINO's stateful models.
 
-    python benchmarks/sessions.py [--tokens 64 1000] [--json benchmarks/results/sessions.json]
+    python benchmarks/sessions.py [--tokens 64 1000] [--threads 1] [--json benchmarks/results/sessions.json]
 
-Each row writes so many tokens from an empty cache twice: the first time ever, in which every length is new, and again.
-A token's time is that of its whole run, with what is chosen next. The texts are the same; the scores agree.
-
-Then 100 sessions of texts of several lengths, of which some are forked on the way and some runs are cancelled, write at
-the same time, joined, and one after another: the scores have the same bytes.
+Decoders write texts from an empty cache twice: the first time ever, in which every length is new, and again. A token's
+time is that of its whole run, with the choice of the next. A detector hears frames of one stream, and of a thousand.
+All take turns. What they give is the same but for rounding.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import ctypes
-import gc
-import hashlib
 import itertools
-import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
+import openvino
 from environment import describe, write_report
-from onnx import TensorProto, helper, numpy_helper
+from openvino._offline_transformations import apply_make_stateful_transformation
 
 import dagexec
-from dagexec.executor.sessions.session import Session
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+
+from random_models.decoders import gpt, llama, t5_decoder, whisper_decoder
+from random_models.detector import CONTEXT, HOP, detector
 
 Array = npt.NDArray[Any]
+Run = Callable[[Mapping[str, Array]], Array]
 
-SIZES = {"tiny": (4, 256, 8), "small": (6, 768, 12)}
-"""Layers, width and heads."""
+DECODERS: dict[str, tuple[Callable[..., onnx.ModelProto], dict[str, int], int]] = {
+    "gpt tiny": (gpt, {"layers": 4, "width": 256, "heads": 8}, 0),
+    "gpt2": (gpt, {"layers": 6, "width": 768, "heads": 12}, 0),
+    "llama": (llama, {"layers": 4, "width": 512, "heads": 8, "key_heads": 4}, 0),
+    "whisper": (whisper_decoder, {"layers": 4, "width": 384, "heads": 6}, 1500),
+    "t5": (t5_decoder, {"layers": 6, "width": 512, "heads": 8}, 64),
+}
+"""How each is made, its sizes, and how many frames of an encoder it reads."""
 
-WORDS, POSITIONS = 1000, 2048
+STREAMS = (1, 1000)
 
 STRETCH, PAUSE = 16, 0.01
 """Tokens of one runtime at a time, and seconds before them: idle threads of the other look for work for a while, on the
 core that one needs."""
 
 
-class _Writer:
-    """Nodes and weights of a model in ONNX."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
-        self._random, self._numbers = np.random.default_rng(0), itertools.count()
-
-    def node(self, kind: str, *inputs: str, to: str = "", **arguments: Any) -> str:
-        output = to or f"v{next(self._numbers)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [output], **arguments))
-        return output
-
-    def constant(self, value: Any, dtype: type = np.int64) -> str:
-        name = f"c{next(self._numbers)}"
-        self.weights.append(numpy_helper.from_array(np.array(value, dtype), name))
-        return name
-
-    def weight(self, *shape: int) -> str:
-        return self.constant(self._random.standard_normal(shape) * shape[0] ** -0.5, np.float32)
-
-    def layer(self, x: str, inner: int, units: int) -> str:
-        return self.node("Add", self.node("MatMul", x, self.weight(inner, units)), self.weight(units))
-
-    def normalized(self, x: str, width: int) -> str:
-        ones, zeros = self.constant(np.ones(width), np.float32), self.constant(np.zeros(width), np.float32)
-        return self.node("LayerNormalization", x, ones, zeros, axis=-1)
+def _state_pairs(model: onnx.ModelProto) -> dict[str, str]:
+    """The output that each input is fed next."""
+    outputs = [one.name for one in model.graph.output]
+    names = [(one.name, (one.name.replace("past", "present"), f"new_{one.name}")) for one in model.graph.input]
+    return {name: output for name, others in names for output in others if output in outputs and output != name}
 
 
-def decoder(layers: int, width: int, heads: int, batch: int | str = 1) -> onnx.ModelProto:
-    """As GPT-2: `ids` [1, new], `past_k0` [1, heads, past, elements] and so on; `scores`, `present_k0` and so on."""
-    w, elements = _Writer(), width // heads
-    past = w.node("Gather", w.node("Shape", "past_k0"), w.constant(2))
-    total = w.node("Add", past, w.node("Gather", w.node("Shape", "ids"), w.constant(1)))
-    positions = w.node("Range", past, total, w.constant(1))
-    columns = w.node("Unsqueeze", w.node("Range", w.constant(0), total, w.constant(1)), w.constant([0]))
-    hidden = w.node("Greater", columns, w.node("Unsqueeze", positions, w.constant([1])))
-    mask = w.node("Where", hidden, w.constant(-1e9, np.float32), w.constant(0, np.float32))
-    words, places = w.weight(WORDS, width), w.weight(POSITIONS, width)
-    x = w.node("Add", w.node("Gather", words, "ids"), w.node("Gather", places, positions))
-    split, joined = w.constant([0, 0, heads, elements]), w.constant([0, 0, width])
-    sizes: list[str | int | None] = [batch, heads, "past", elements]
-    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [batch, "new"])]
-    outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [batch, "new", WORDS])]
-    for layer in range(layers):
-        read = w.normalized(x, width)
-        q, k, v = (
-            w.node("Transpose", w.node("Reshape", w.layer(read, width, width), split), perm=[0, 2, 1, 3]) for _ in "qkv"
-        )
-        for kind, new in (("k", k), ("v", v)):
-            w.node("Concat", f"past_{kind}{layer}", new, to=f"present_{kind}{layer}", axis=2)
-            inputs.append(helper.make_tensor_value_info(f"past_{kind}{layer}", TensorProto.FLOAT, sizes))
-            outputs.append(helper.make_tensor_value_info(f"present_{kind}{layer}", TensorProto.FLOAT, sizes))
-        products = w.node("MatMul", q, w.node("Transpose", f"present_k{layer}", perm=[0, 1, 3, 2]))
-        scaled = w.node("Add", w.node("Mul", products, w.constant(elements**-0.5, np.float32)), mask)
-        mixed = w.node("MatMul", w.node("Softmax", scaled, axis=-1), f"present_v{layer}")
-        line = w.node("Reshape", w.node("Transpose", mixed, perm=[0, 2, 1, 3]), joined)
-        x = w.node("Add", x, w.layer(line, width, width))
-        wide = w.layer(w.normalized(x, width), width, 4 * width)
-        half = w.node("Mul", wide, w.constant(0.5, np.float32))
-        bent = w.node("Erf", w.node("Div", wide, w.constant(2**0.5, np.float32)))
-        bent = w.node("Mul", half, w.node("Add", bent, w.constant(1, np.float32)))
-        x = w.node("Add", x, w.layer(bent, 4 * width, width))
-    w.node("MatMul", w.normalized(x, width), w.weight(width, WORDS), to="scores")
-    graph = helper.make_graph(w.nodes, "decoder", inputs, outputs, w.weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+def _empty(model: onnx.ModelProto, states: Mapping[str, str]) -> dict[str, Array]:
+    """States before a first run: axes of a cache that grow have no length, and others one row."""
+    sizes = {
+        one.name: [axis.dim_value or int(axis.dim_param == "streams") for axis in one.type.tensor_type.shape.dim]
+        for one in model.graph.input
+    }
+    return {name: np.zeros(sizes[name], np.float32) for name in states}
+
+
+class Contenders:
+    """Of one model: what runs it, and begins anew when asked for another sequence."""
+
+    def __init__(self, model: onnx.ModelProto, result: str, threads: int, constants: Mapping[str, Array]) -> None:
+        proto, self.states, self._result = model.SerializeToString(), _state_pairs(model), result
+        self._empty, self._constants = _empty(model, self.states), constants
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads, settings.log_severity_level = threads, 3
+        began = [time.perf_counter()]
+        self.executor = dagexec.compile(proto, num_workers=threads)
+        began.append(time.perf_counter())
+        self._peer = onnxruntime.InferenceSession(proto, settings)
+        began.append(time.perf_counter())
+        stateful = openvino.Core().read_model(proto)
+        apply_make_stateful_transformation(stateful, self.states)
+        options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+        self._stateful = openvino.compile_model(stateful, "CPU", options)
+        began.append(time.perf_counter())
+        names = ("dagexec", "onnxruntime", "openvino")
+        self.made = dict(zip(names, (round(1e3 * float(one), 1) for one in np.diff(began)), strict=True))
+        self._outputs = [one.name for one in self._peer.get_outputs()]
+
+    def sequences(self, *, openvino: bool = True) -> dict[str, Run]:
+        """A new sequence of each; without OpenVINO where states do not begin empty, as its own do."""
+        session = self.executor.session()
+        session.reset(self._constants)
+        runs: dict[str, Run] = {
+            "dagexec": lambda feeds: session.run(feeds)[self._result],
+            "onnxruntime": self._fed(),
+            "onnxruntime, bound": self._bound(),
+        }
+        if openvino:
+            request = self._stateful.create_infer_request()
+            index = [one.any_name for one in self._stateful.outputs].index(self._result)
+            runs["openvino"] = lambda feeds: request.infer({**feeds, **self._constants}, share_inputs=True)[
+                index
+            ].copy()
+        return runs
+
+    def _fed(self) -> Run:
+        """onnxruntime's results, fed back as arrays."""
+        states = dict(self._empty)
+
+        def run(feeds: Mapping[str, Array]) -> Array:
+            fed = {**feeds, **states, **self._constants}
+            results = dict(zip(self._outputs, self._peer.run(None, fed), strict=True))
+            states.update({name: results[output] for name, output in self.states.items()})
+            scores: Array = results[self._result]
+            return scores
+
+        return run
+
+    def _bound(self) -> Run:
+        """The same by I/O binding: what is fed back stays where it is."""
+        make = onnxruntime.OrtValue.ortvalue_from_numpy
+        states = {name: make(array) for name, array in self._empty.items()}
+        constants = {name: make(array) for name, array in self._constants.items()}
+
+        def run(feeds: Mapping[str, Array]) -> Array:
+            binding = self._peer.io_binding()
+            for name, array in feeds.items():
+                binding.bind_cpu_input(name, array)
+            for name, value in (*states.items(), *constants.items()):
+                binding.bind_ortvalue_input(name, value)
+            for name in self._outputs:
+                binding.bind_output(name, "cpu")
+            self._peer.run_with_iobinding(binding)
+            results = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+            states.update({name: results[output] for name, output in self.states.items()})
+            scores: Array = results[self._result].numpy()
+            return scores
+
+        return run
 
 
 class _Text:
-    """A text in the making, by a function of the next token's feed."""
+    """A text in the making."""
 
-    def __init__(self, run: Callable[[Mapping[str, Array]], Array]) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self.tokens, self.seconds = [1], list[float]()
         self.scores = np.zeros(0)
@@ -130,189 +158,71 @@ class _Text:
         self.seconds.append(time.perf_counter() - began)
 
 
-def peer_text(session: onnxruntime.InferenceSession, heads: int, elements: int) -> _Text:
-    """onnxruntime's, its caches fed back."""
-    outputs = [one.name for one in session.get_outputs()]
-    empty = np.zeros((1, heads, 0, elements), np.float32)
-    caches = {one.name: empty for one in session.get_inputs() if one.name != "ids"}
-
-    def run(feeds: Mapping[str, Array]) -> Array:
-        results = dict(zip(outputs, session.run(None, {**feeds, **caches}), strict=True))
-        caches.update({name: results[f"present{name[4:]}"] for name in caches})
-        scores: Array = results["scores"]
-        return scores
-
-    return _Text(run)
-
-
-def _scores(session: Session, feeds: Mapping[str, Array]) -> Array:
-    return session.run(feeds)["scores"]
-
-
-def measure(size: str, tokens: int, threads: int) -> dict[str, Any]:
+def decode(name: str, tokens: int, threads: int) -> dict[str, Any]:
     """Milliseconds a token: the mean of a text, and the median of its last eighth."""
-    layers, width, heads = SIZES[size]
-    proto = decoder(layers, width, heads).SerializeToString()
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads, settings.log_severity_level = threads, 3
-    peer = onnxruntime.InferenceSession(proto, settings)
-    row: dict[str, Any] = {"decoder": size, "tokens": tokens, "threads": threads}
-    with dagexec.compile(proto, num_workers=threads) as executor:
+    make, sizes, frames = DECODERS[name]
+    model, random = make(**sizes), np.random.default_rng(1)
+    elements = sizes["width"] // sizes["heads"]
+    crosses = [one.name for one in model.graph.input if one.name.startswith("cross")]
+    constants = {one: random.standard_normal((1, sizes["heads"], frames, elements), np.float32) for one in crosses}
+    contenders = Contenders(model, "scores", threads, constants)
+    row: dict[str, Any] = {"decoder": name, "tokens": tokens, "threads": threads, "made": contenders.made}
+    with contenders.executor:
         for when in ("first", "again"):
-            texts = {
-                "dagexec": _Text(partial(_scores, executor.session())),
-                "onnxruntime": peer_text(peer, heads, width // heads),
-            }
-            for start in range(0, tokens, STRETCH):
-                for text in texts.values():
-                    time.sleep(PAUSE)
-                    for _ in range(min(STRETCH, tokens - start)):
-                        text.go_on()
-            ours, theirs = texts.values()
-            if ours.tokens != theirs.tokens or abs(ours.scores - theirs.scores).max() > 1e-3:
-                raise SystemExit(f"{size}: the texts differ")
-            for name, text in texts.items():
+            texts = {kind: _Text(run) for kind, run in contenders.sequences().items()}
+            for start, text in itertools.product(range(0, tokens, STRETCH), texts.values()):
+                time.sleep(PAUSE)
+                for _ in range(min(STRETCH, tokens - start)):
+                    text.go_on()
+            first, *others = texts.values()
+            if any(first.tokens != one.tokens or abs(first.scores - one.scores).max() > 1e-2 for one in others):
+                raise SystemExit(f"{name}: the texts differ")
+            for kind, text in texts.items():
                 last = text.seconds[-max(1, tokens // 8) :]
-                row[f"{when} {name}"] = round(1e3 * float(np.mean(text.seconds)), 4)
-                row[f"{when} {name}, last"] = round(1e3 * float(np.median(last)), 4)
+                row[f"{when} {kind}"] = round(1e3 * float(np.mean(text.seconds)), 4)
+                row[f"{when} {kind}, last"] = round(1e3 * float(np.median(last)), 4)
     return row
 
 
-SESSIONS, MOST_JOINED = 100, 32
-
-
-class _Plan:
-    """What a session writes: a prompt, how many tokens, where it is forked, and which runs are cancelled first."""
-
-    def __init__(self, number: int) -> None:
-        random = Random(number)
-        self.prompt = np.random.default_rng(number).integers(0, WORDS, (1, random.randint(4, 20)))
-        self.count = random.randint(10, 40)
-        self.forks = {self.count // 2} if random.random() < 0.1 else set[int]()
-        self.cancels = {random.randrange(1, self.count)} if random.random() < 0.1 else set[int]()
-
-
-class _Writers:
-    """Sessions that write as planned.
-
-    Attributes:
-        tokens: how many they have written.
-        digests: of the scores of each.
-    """
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.digests: dict[str, str] = {}
-        self.sessions: list[Session] = []
-
-    def one_after_another(self, new: Callable[[], Session]) -> None:
-        """All of them, each alone."""
-        for number in range(SESSIONS):
-            asyncio.run(self._write(str(number), new(), _Plan(number), 0, self._blocking))
-
-    def together(self, new: Callable[[], Session]) -> None:
-        """All of them at the same time."""
-
-        async def all_of_them() -> None:
-            await asyncio.gather(
-                *(self._write(str(number), new(), _Plan(number), 0, self._joined) for number in range(SESSIONS))
-            )
-
-        asyncio.run(all_of_them())
-
-    @staticmethod
-    async def _blocking(session: Session, feeds: Mapping[str, Array], _is_cancelled: bool) -> Array:
-        return session.run(feeds)["scores"]
-
-    @staticmethod
-    async def _joined(session: Session, feeds: Mapping[str, Array], is_cancelled: bool) -> Array:
-        if is_cancelled:
-            task = asyncio.create_task(session.run_async(feeds))
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                return task.result()["scores"]
-        return (await session.run_async(feeds))["scores"]
-
-    async def _write(self, name: str, session: Session, plan: _Plan, done: int, run: Any, token: int = 0) -> None:
-        digest, forks = hashlib.sha256(), []
-        self.sessions.append(session)
-        for place in range(done, plan.count):
-            ids = np.array([[token]]) if place else plan.prompt
-            scores = await run(session, {"ids": ids}, place in plan.cancels)
-            digest.update(scores.tobytes())
-            self.tokens += 1
-            token = int(scores[0, -1].argmax())
-            if place in plan.forks and not name.endswith("fork"):
-                forks.append(self._write(f"{name} fork", session.fork(), plan, place + 1, run, token // 2))
-        self.digests[name] = digest.hexdigest()
-        await asyncio.gather(*forks)
-
-
-def _resident() -> int:
-    """Bytes that the process has in memory, without those that are free."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def measure_joined(size: str, threads: int, rounds: int) -> dict[str, Any]:
-    """Tokens a second of 100 sessions, the best of so many rounds, and what they take in memory."""
-    proto = decoder(*SIZES[size], batch="batch").SerializeToString()
-    row: dict[str, Any] = {"decoder": size, "sessions": SESSIONS, "threads": threads, "max_batch": MOST_JOINED}
-    best = {"joined": 0.0, "one after another": 0.0}
-    with dagexec.compile(decoder(1, 64, 2, "batch"), num_workers=threads, max_batch=MOST_JOINED) as other:
-        _Writers().together(other.session)  # so that modules are imported, and threads started
-        before = _resident()
-        joined = dagexec.compile(proto, num_workers=threads, max_batch=MOST_JOINED)
-        first = joined.session()
-        for count in (20, 1, 1):
-            first.run({"ids": np.zeros((1, count), np.int64)})
-        one = _resident() - before - first.nbytes
-        writers = _Writers()
-        writers.together(joined.session)
-        held = _resident() - before
-    caches = first.nbytes + sum(session.nbytes for session in writers.sessions)
-    weights = sum(array.nbytes for array in joined.model.parameters.values())
-    for name, nbytes in (("weights", weights), ("executor", one), ("caches", caches), ("all", held)):
-        row[f"MB, {name}"] = round(nbytes / 1e6, 1)
-    row["memory, of executor and caches"] = round(held / (one + caches), 3)
-    with joined, dagexec.compile(proto, num_workers=threads) as alone:
-        for _ in range(rounds):
-            digests = []
-            for name, write, executor in (
-                ("joined", _Writers.together, joined),
-                ("one after another", _Writers.one_after_another, alone),
-            ):
-                writers, began = _Writers(), time.perf_counter()
-                write(writers, executor.session)
-                best[name] = max(best[name], writers.tokens / (time.perf_counter() - began))
-                digests.append(writers.digests)
-            if digests[0] != digests[1]:
-                raise SystemExit(f"{size}: joined sessions have other bytes")
-    row |= {f"tokens/s, {name}": round(value, 1) for name, value in best.items()}
-    return row | {"ratio": round(best["joined"] / best["one after another"], 2)}
+def detect(streams: int, threads: int, frames: int = 2000) -> dict[str, Any]:
+    """Milliseconds a frame, the median of all frames of all streams but for each stream's first two."""
+    contenders = Contenders(detector(), "probability", threads, {})
+    row: dict[str, Any] = {"detector": streams, "threads": threads, "context": CONTEXT, "made": contenders.made}
+    with contenders.executor:
+        runs = [contenders.sequences(openvino=False) for _ in range(streams)]
+        samples = np.random.default_rng(2).standard_normal((max(4, frames // streams), 1, HOP), np.float32)
+        seconds: dict[str, list[float]] = {kind: [] for kind in runs[0]}
+        for number, frame in enumerate(samples):
+            results: dict[str, Array] = {}
+            for kind, run in ((kind, each[kind]) for kind in seconds for each in runs):
+                began = time.perf_counter()
+                results[kind] = run({"samples": frame})
+                if number > 1:
+                    seconds[kind].append(time.perf_counter() - began)
+            if max(abs(one - results["dagexec"]).max() for one in results.values()) > 1e-4:
+                raise SystemExit("the detectors differ")
+    return row | {kind: round(1e3 * float(np.median(taken)), 4) for kind, taken in seconds.items()}
 
 
 def main() -> None:
     """Measure and print; with `--json` keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 1000])
-    parser.add_argument("--rounds", type=int, default=3, help="of joined sessions")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--decoders", nargs="+", default=list(DECODERS), choices=list(DECODERS))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(describe())
     rows = []
-    for size, tokens, threads in itertools.product(SIZES, arguments.tokens, (1, 2)):
-        rows.append(measure(size, tokens, threads))
+    measures = [
+        partial(decode, *case) for case in itertools.product(arguments.decoders, arguments.tokens, arguments.threads)
+    ]
+    measures += [partial(detect, *case) for case in itertools.product(STREAMS, arguments.threads)]
+    for measure in measures:
+        rows.append(measure())
         print(rows[-1], flush=True)
-    joined = []
-    for size, threads in itertools.product(SIZES, (1, 2)):
-        joined.append(measure_joined(size, threads, arguments.rounds))
-        print(joined[-1], flush=True)
     if arguments.json:
-        write_report(arguments.json, rows=rows, joined=joined)
+        write_report(arguments.json, rows=rows)
 
 
 if __name__ == "__main__":

@@ -74,11 +74,12 @@ def test_replicas_with_one_request_each_and_a_queue_before_them_are_m_m_c(server
         agree(cluster, Poisson(rate), lambda outcome: float((outcome.latencies > time).mean()), longer)  # noqa: B023
 
 
-@pytest.mark.parametrize("rate", [0.5, 0.8])
+@pytest.mark.parametrize("rate", [0.5, pytest.param(0.8, marks=pytest.mark.slow)])
 def test_one_replica_of_constant_time_is_m_d_1(rate: float) -> None:
     agree(Cluster(Constant(1.0)), Poisson(rate), mean, 1 + rate / (2 * (1 - rate)))
 
 
+@pytest.mark.slow
 def test_measured_times_are_m_g_1() -> None:
     samples = np.random.default_rng(0).lognormal(0.0, 0.6, 200)
     rate = 0.7 / samples.mean()
@@ -86,6 +87,7 @@ def test_measured_times_are_m_g_1() -> None:
     agree(Cluster(Empirical(tuple(samples))), Poisson(rate), mean, samples.mean() + wait)
 
 
+@pytest.mark.slow
 def test_random_routing_is_an_m_m_1_for_each_replica() -> None:
     agree(Cluster(Exponential(1.0), replicas=8, routing="random"), Poisson(5.6), mean, 1 / (1 - 0.7))
 
@@ -99,7 +101,7 @@ def test_the_fewest_outstanding_requests_are_better_than_turns_and_those_than_ch
     assert 1 + erlang_c(8, 5.6) / (8 - 5.6) < least < 0.8 * turns < 0.8 * 0.9 * chance
 
 
-@pytest.mark.parametrize("room", [1, 4])
+@pytest.mark.parametrize("room", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_full_queue_refuses_as_in_m_m_1_k(room: int) -> None:
     rate, places = 0.9, room + 1
     blocked = (1 - rate) * rate**places / (1 - rate ** (places + 1))
@@ -107,6 +109,7 @@ def test_a_full_queue_refuses_as_in_m_m_1_k(room: int) -> None:
     agree(cluster, Poisson(rate), lambda outcome: outcome.refused / REQUESTS, blocked)
 
 
+@pytest.mark.slow
 def test_clients_that_think_are_machines_with_a_repairman() -> None:
     clients, think = 6, 4.0
     states = [math.factorial(clients) / math.factorial(clients - k) / think**k for k in range(clients + 1)]

@@ -59,7 +59,7 @@ def others(sizes: Sequence[tuple[int, int]]) -> Iterator[str]:
 
 
 def test_a_row_has_the_bytes_that_it_has_alone() -> None:
-    assert not list(others(SIZES))
+    assert not list(others(SIZES[::4]))  # all of them: below
 
 
 @pytest.mark.slow
