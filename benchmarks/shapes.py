@@ -1,15 +1,17 @@
-"""Shapes that change: distinct batch sizes and text lengths in turn, known and new, beside onnxruntime and OpenVINO.
+"""Shapes that change: batches, text lengths and image sizes in turn, known and new, beside onnxruntime and OpenVINO.
 
-    python benchmarks/shapes.py [--shapes 1000] [--rounds 1] [--nets cnn text texts]
+    python benchmarks/shapes.py [--shapes 1000] [--rounds 1] [--threads 1] [--nets cnn text texts lengths images]
         [--peers dagexec onnxruntime openvino] [--json benchmarks/results/shapes.json]
 
-A small CNN with a free batch (`cnn`), and an encoder of the size of MiniLM (6 layers of width 384) with a free length
-of text (`text`) or a free batch and length (`texts`: of a thousand, 25 batches and 40 lengths).
-Each contender has a process of its own: it runs its largest shape, then all shapes in turn, for the first time and then
+A small CNN with a free batch (`cnn`) or free heights and widths (`images`, a fifth as many, of 64 to 255 pixels), and
+an encoder of the size of MiniLM (6 layers of width 384) with a free length of text (`text`: each length once;
+`lengths`: drawn from 1 to 512, so that they come back) or a free batch and length (`texts`: of a thousand, 25 batches
+and 40 lengths). Each contender has a process of its own: it runs its largest shape, then all shapes in turn, and then
 once or more again. Reported are
 
 - the median time of a run of a known shape, over and over, for 40 of the shapes;
-- the median of a first run, and of later ones, and both in proportion to runs of that shape when it is known;
+- the median of the runs in turn, of those whose shape was new, and of all in later rounds; and each in proportion to
+  runs of that shape when it is known;
 - the resident memory that all shapes add to that of the largest.
 """
 
@@ -78,8 +80,8 @@ class _Builder:
         return model
 
 
-def cnn() -> onnx.ModelProto:
-    """Images (batch, 3, 32, 32) to ten classes: five convolutions, one of them beside a residual connection."""
+def cnn(*size: int | str) -> onnx.ModelProto:
+    """Images (batch, 3, *size) to ten classes: five convolutions, one of them beside a residual connection."""
     net = _Builder()
 
     def convolution(x: str, inputs: int, outputs: int, size: int, stride: int = 1) -> str:
@@ -92,7 +94,7 @@ def cnn() -> onnx.ModelProto:
     x = net.node("Add", x, convolution(x, 32, 32, 1))
     x = net.node("Flatten", net.node("GlobalAveragePool", convolution(x, 32, 64, 3, stride=2)))
     y = net.node("Softmax", net.node("Gemm", x, net.weight(64, 10), net.weight(10)), axis=1)
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 32, 32])
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, *size])
     return net.model("cnn", given, y, ["batch", 10])
 
 
@@ -149,6 +151,11 @@ def _images(shape: Shape) -> Feeds:
     return {"x": _noise(max(1000, shape[0]))[: shape[0]]}
 
 
+def _pictures(shape: Shape) -> Feeds:
+    """A part of the noise, of this height and width."""
+    return {"x": np.resize(_noise(1000), (1, 3, *shape))}
+
+
 def _words(shape: Shape) -> Feeds:
     return {"words": np.random.default_rng(shape).integers(0, WORDS, shape)}
 
@@ -159,10 +166,24 @@ def _grid(count: int) -> list[Shape]:
     return [(1 + index % batches, 1 + index // batches) for index in range(count)]
 
 
+def _drawn_lengths(count: int) -> list[Shape]:
+    """Drawn by chance, some of them more than once; the largest last."""
+    drawn = random.Random(1).choices(range(1, LENGTHS + 1), k=count - 1)
+    return [(1, size) for size in (*drawn, LENGTHS)]
+
+
+def _sizes(count: int) -> list[Shape]:
+    """A fifth as many heights and widths, all of them different; the largest last."""
+    every = [(height, width) for height in range(64, 256) for width in range(64, 256)]
+    return [*random.Random(2).sample(every[:-1], count // 5 - 1), every[-1]]
+
+
 NETS: Mapping[str, tuple[Callable[[], onnx.ModelProto], Callable[[Shape], Feeds], Callable[[int], list[Shape]]]] = {
-    "cnn": (cnn, _images, lambda count: [(size,) for size in range(1, count + 1)]),
+    "cnn": (lambda: cnn(32, 32), _images, lambda count: [(size,) for size in range(1, count + 1)]),
     "text": (text, _words, lambda count: [(1, size) for size in range(1, count + 1)]),
     "texts": (text, _words, _grid),
+    "lengths": (text, _words, _drawn_lengths),
+    "images": (lambda: cnn("height", "width"), _pictures, _sizes),
 }
 """By name, the model, its inputs for a batch or a batch and a length, and so many of these, the largest last."""
 
@@ -173,26 +194,28 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def _by_dagexec(path: str) -> tuple[Run, Callable[[], object]]:
+def _by_dagexec(path: str, threads: int) -> tuple[Run, Callable[[], object]]:
     from dataclasses import asdict
 
     import dagexec
 
-    executor = dagexec.compile(path)
+    executor = dagexec.compile(path, num_workers=threads)
     return executor.run, lambda: asdict(executor.statistics().preparations[0])
 
 
-def _by_onnxruntime(path: str) -> tuple[Run, Callable[[], object]]:
+def _by_onnxruntime(path: str, threads: int) -> tuple[Run, Callable[[], object]]:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
     return lambda feeds: session.run(None, dict(feeds)), lambda: None
 
 
-def _by_openvino(path: str) -> tuple[Run, Callable[[], object]]:
+def _by_openvino(path: str, threads: int) -> tuple[Run, Callable[[], object]]:
     openvino = importlib.import_module("openvino")
 
-    request = openvino.compile_model(path, "CPU").create_infer_request()
+    request = openvino.compile_model(path, "CPU", {"INFERENCE_NUM_THREADS": threads}).create_infer_request()
     return lambda feeds: request.infer(dict(feeds)), lambda: None
 
 
@@ -205,9 +228,9 @@ def _seconds(run: Run, feeds: Feeds) -> float:
     return time.perf_counter() - begin
 
 
-def measure(peer: str, path: str, net: str, count: int, rounds: int) -> dict[str, object]:
+def measure(peer: str, path: str, net: str, count: int, rounds: int, threads: int) -> dict[str, object]:
     """What one contender takes, in this process."""
-    run, told = PEERS[peer](path)
+    run, told = PEERS[peer](path, threads)
     _, feeds_of, shapes_of = NETS[net]
     shapes = shapes_of(count)
     largest = feeds_of(shapes[-1])
@@ -215,18 +238,21 @@ def measure(peer: str, path: str, net: str, count: int, rounds: int) -> dict[str
         run(largest)
     random.Random(0).shuffle(shapes)
     before = resident()
-    first = [_seconds(run, feeds_of(shape)) for shape in shapes]
+    turn = [_seconds(run, feeds_of(shape)) for shape in shapes]
     later = [_seconds(run, feeds_of(shape)) for _ in range(rounds) for shape in shapes]
     after = resident()
-    sample = range(0, count, -(-count // _MOST_KNOWN))
+    sample = range(0, len(shapes), -(-len(shapes) // _MOST_KNOWN))
     known = {index: _known_seconds(run, feeds_of(shapes[index])) for index in sample}
-    in_turn = {index: statistics.median(later[index::count]) for index in sample}
+    new = [index for index, shape in enumerate(shapes) if shapes.index(shape) == index]
+    in_turn = {index: statistics.median(later[index :: len(shapes)]) for index in sample}
     return {
         "known_ms": 1e3 * statistics.median(known.values()),
-        "first_ms": 1e3 * statistics.median(first),
-        "in_turn_ms": 1e3 * statistics.median(later),
-        "first_by_known": statistics.median(first[index] / known[index] for index in sample),
-        "in_turn_by_known": statistics.median(in_turn[index] / known[index] for index in sample),
+        "turn_ms": 1e3 * statistics.median(turn),
+        "first_ms": 1e3 * statistics.median(turn[index] for index in new),
+        "later_ms": 1e3 * statistics.median(later),
+        "turn_by_known": statistics.median(turn[index] / known[index] for index in sample),
+        "first_by_known": statistics.median(turn[index] / known[index] for index in sample if index in set(new)),
+        "later_by_known": statistics.median(in_turn[index] / known[index] for index in sample),
         "largest_mb": before / 1e6,
         "growth_mb": (after - before) / 1e6,
         "preparations": told(),
@@ -244,7 +270,9 @@ def _in_a_process(arguments: Sequence[str]) -> dict[str, object]:
     return result
 
 
-def compare(nets: Sequence[str], peers: Sequence[str], shapes: int, rounds: int) -> list[dict[str, object]]:
+def compare(
+    nets: Sequence[str], peers: Sequence[str], shapes: int, rounds: int, threads: int
+) -> list[dict[str, object]]:
     """A row for each net and contender, each in a process of its own."""
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -252,8 +280,11 @@ def compare(nets: Sequence[str], peers: Sequence[str], shapes: int, rounds: int)
             path = str(Path(folder) / f"{net}.onnx")
             onnx.save(NETS[net][0](), path)
             for peer in peers:
-                arguments = ["--child", peer, path, "--nets", net, "--shapes", str(shapes), "--rounds", str(rounds)]
-                rows.append({"net": net, "shapes": shapes, "peer": peer, **_in_a_process(arguments)})
+                arguments = ["--child", peer, path, "--nets", net, "--shapes", str(shapes)]
+                arguments += ["--rounds", str(rounds), "--threads", str(threads)]
+                rows.append(
+                    {"net": net, "shapes": shapes, "threads": threads, "peer": peer, **_in_a_process(arguments)}
+                )
                 shown = (f"{name} {value:.3g}" for name, value in rows[-1].items() if isinstance(value, float))
                 print(net, peer, *shown, flush=True)
     return rows
@@ -266,14 +297,15 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--shapes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=2, metavar=("PEER", "MODEL"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
         peer, path = arguments.child
-        print(json.dumps(measure(peer, path, arguments.nets[0], arguments.shapes, arguments.rounds)))
+        print(json.dumps(measure(peer, path, arguments.nets[0], arguments.shapes, arguments.rounds, arguments.threads)))
         return
-    rows = compare(arguments.nets, arguments.peers, arguments.shapes, arguments.rounds)
+    rows = compare(arguments.nets, arguments.peers, arguments.shapes, arguments.rounds, arguments.threads)
     if arguments.json is not None:
         write_report(arguments.json, rows=rows)
 

@@ -79,7 +79,7 @@ else:
     from dagexec.executor.batching.axes import BatchAxes
     from dagexec.executor.batching.joining import Batching
     from dagexec.executor.sessions import fed, memory, session, steps
-    from dagexec.executor.sessions.fed import FedSteps
+    from dagexec.executor.sessions.fed import FedStep, FedSteps
     from dagexec.executor.sessions.memory import SessionMemory
     from dagexec.executor.sessions.session import Session
     from dagexec.executor.sessions.steps import StepNets
@@ -269,7 +269,8 @@ class Executor(ModelRunner):
 
         Later runs then find prepared steps, touched memory, and everything derived from parameters. Axes of unspecified
         size have size 1 in the zeros; give `feeds` for other sizes. A net that updates its own parameters is prepared
-        but not run. Busy replicas are warmed up when they are free.
+        but not run. Busy replicas are warmed up when they are free. Where `feeds` has caches such that a run is a step
+        of a decoder, so are those of that step, which sessions have in common.
 
         Raises FeedError (also if the model does not specify the shape of an input), OperatorError, ClosedError.
         """
@@ -289,17 +290,23 @@ class Executor(ModelRunner):
     @contextmanager
     def step_net(self, feeds: Mapping[str, Array]) -> Iterator[BaseNet | None]:
         """The net of a step, prepared for inspection, where a run with these feeds is one; else None."""
-        steps = self._fed_steps
-        arrays = None if steps is None else steps.arrays(feeds)
-        step = None if steps is None or arrays is None else steps.find(arrays, PLAIN)
-        if step is None:
+        found = self._step_of(feeds)
+        if found is None:
             yield None
             return
-        net = next(one.net() for one in self._stepping if one is step.net.executor)
+        executor, step = found
+        net = executor.net()
         for name, array in step.fed.items():
             net.workspace.feed_blob(name, array)
         net.prepared()
         yield net
+
+    def _step_of(self, feeds: Feeds) -> tuple[Executor, FedStep] | None:
+        """What a run with these feeds is in place of one of the model, and who runs it; None where it is no step."""
+        steps = self._fed_steps
+        arrays = None if steps is None else steps.arrays(feeds)
+        step = None if steps is None or arrays is None else steps.find(arrays, PLAIN)
+        return None if step is None else next((one, step) for one in self._stepping if one is step.net.executor)
 
     @cached_property
     def _fed_steps(self) -> FedSteps | None:
@@ -578,6 +585,10 @@ class Executor(ModelRunner):
         for replica in self._replicas.members:
             check_stop()
             self._warm(replica, checked)
+        step = self._step_of(feeds)
+        if step is not None:
+            executor, run = step
+            executor._warm_up(run.fed)
 
     def _warm(self, replica: Replica, feeds: Mapping[str, Array]) -> None:
         wait = self._new_wait()

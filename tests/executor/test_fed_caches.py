@@ -95,6 +95,20 @@ def test_bytes_depend_on_the_sizes_alone_where_another_input_is_as_long_by_chanc
             assert run(fresh, length) == expected
 
 
+@pytest.mark.parametrize("way", ["option", "call"])
+def test_a_step_may_be_warmed_up_for_sessions(way: str) -> None:
+    shapes = {name: array.shape for name, array in feeds(15).items()}
+    with dagexec.compile(decoder(), num_workers=1, warm_start=shapes if way == "option" else False) as executor:
+        if way == "call":
+            executor.warm_up(feeds(15))
+        (step,) = executor._stepping
+        before = step.net().preparation_statistics().made
+        with executor.session() as session:
+            session.run({"ids": np.array([[1]])})
+        assert executor._stepping == [step]
+        assert step.net().preparation_statistics().made == before == 1
+
+
 def test_nets_that_were_let_go_of_are_made_again_and_what_they_ran_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "_MOST", 1)
     monkeypatch.setattr(fed_module, "_MOST_KINDS", 1)
