@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -80,6 +81,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     start_counting(item.nodeid)
     is_of_operator = item.nodeid.startswith("tests/ops/")  # which compares engines where they promise the same bytes
     engines.allowed[0] = is_of_operator or item.get_closest_marker("exact") is not None
+
+
+@pytest.fixture
+def loggers_as_before() -> Iterator[None]:
+    """What a server sets up for its log is taken back."""
+    loggers = [logging.getLogger(name) for name in ("dagexec", "uvicorn")]
+    before = [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, (level, propagate, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.propagate, logger.handlers = propagate, handlers
 
 
 @pytest.fixture(autouse=True, scope="session")

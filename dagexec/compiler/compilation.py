@@ -300,12 +300,12 @@ class _Compilation:
         try:
             found = None if bench is None else bench.tasks(model, min(self._tuning * _RUN_SHARE, self._left()))
         except (DeadlineExceededError, RunTimeoutError) as error:
-            logger.info("net %r: scheduled by estimates: %s", model.name, error)
+            logger.info("net %r: scheduled by estimates: %s", model.name, str(error))
             found = None
         except Exception as error:  # whatever an operator raises for inputs that are made up
             logger.warning(
                 "net %r: not measured, give compile() the shapes to tune for: %s: %s",
-                model.name, type(error).__name__, error,
+                model.name, type(error).__name__, str(error),
             )  # fmt: skip
             found = None
         if found is not None:
@@ -324,7 +324,7 @@ class _Compilation:
             try:
                 inputs = random_inputs(self._model, self._options.shapes or {})
             except ResourceError as error:
-                logger.warning("%s; not measured", error)
+                logger.warning("%s; not measured", str(error))
                 return None
             assert inputs is not None
             self._bench = Bench(inputs, self._tuning * _SEARCH_SHARE, self._deadline, self._report_tuning)

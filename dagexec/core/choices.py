@@ -125,7 +125,7 @@ class Choices:
             make_folders(path.parent)
             _write(path, (_read_or_warn(path) or {}) | new)
         except (OutputError, OSError) as error:
-            logger.warning("choices are not saved: %s", error)
+            logger.warning("choices are not saved: %s", str(error))
 
     def _read_cache(self) -> None:
         """Read the cache file, the first time."""
@@ -158,7 +158,7 @@ def _read_or_warn(path: Path) -> dict[str, str] | None:
             return None
         return _read(path)
     except (ModelFormatError, OSError, ValueError) as error:  # ValueError: a null character in the path
-        logger.warning("the cache of choices is not used: %s", error)
+        logger.warning("the cache of choices is not used: %s", str(error))
         return None
 
 

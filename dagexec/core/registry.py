@@ -306,7 +306,7 @@ def create_verified(definition: Node, workspace: Workspace, *, index: int = -1, 
             return cls(definition, workspace, index=index, net=net)
         except UnsupportedFeatureError as reason:
             label = operator_label(definition, index, net)
-            logger.info("%s: engine %s skipped: %s", label, engine or "DEFAULT", reason)
+            logger.info("%s: engine %s skipped: %s", label, engine or "DEFAULT", str(reason))
             refusals.append(f"{engine or 'DEFAULT'}: {reason}")
     label = operator_label(definition, index, net)
     why = f"every engine refused: {'; '.join(refusals)}" if refusals else "none is registered"

@@ -46,7 +46,7 @@ def executable(code: bytes) -> int | None:
     except (OSError, AttributeError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN):
             raise ResourceError(f"{size:,} bytes for machine code: the system refused the allocation") from None
-        logger.info("no machine code can be written here: %s", error)
+        logger.info("no machine code can be written here: %s", str(error))
         return None
     return int(address)
 

@@ -138,5 +138,5 @@ def request_error(error: Exception, retry_after: int = 1) -> RequestError:
         return RequestError(500, "internal error")
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     if status == 500:
-        logger.error("a request failed: %s", error)
+        logger.error("a request failed: %s", str(error))
     return RequestError(status, str(error), retry_after if status == 503 else None)

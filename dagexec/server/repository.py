@@ -75,7 +75,7 @@ async def _compiled(config: ModelConfig, source: ModelSource) -> Runner:
         try:
             await anyio.to_thread.run_sync(executor.warm_up, abandon_on_cancel=True)
         except DagexecError as error:
-            logger.info("model %r is not warmed up: %s", config.name, error)
+            logger.info("model %r is not warmed up: %s", config.name, str(error))
         except BaseException:
             await to_the_end(partial(executor.drain_async, timeout=0))  # which ends the run that the thread waits for
             raise

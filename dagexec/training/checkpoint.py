@@ -203,7 +203,7 @@ def _whole_ones(folder: Path) -> Iterator[Path]:
         try:
             _read(path)
         except StorageError as error:
-            logger.warning("checkpoint skipped: %s", error)
+            logger.warning("checkpoint skipped: %s", str(error))
             continue
         _whole[path.resolve()] = _identity(path)
         yield path
@@ -234,7 +234,7 @@ def _is_whole(path: Path) -> bool:
     try:
         _read(path)
     except StorageError as error:
-        logger.warning("checkpoint not counted towards `keep`: %s", error)
+        logger.warning("checkpoint not counted towards `keep`: %s", str(error))
         return False
     _whole[path.resolve()] = _identity(path)
     return True

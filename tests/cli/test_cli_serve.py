@@ -292,6 +292,7 @@ def test_strict_ends_with_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
         ([LENET, "--log-level", "loud"], "--log-level must be one of debug, info, warning, error"),
     ],
 )
+@pytest.mark.usefixtures("loggers_as_before")
 def test_wrong_usage_is_one_message(cli: Cli, arguments: list[str], message: str) -> None:
     status, _, error = cli("serve", *arguments)
     assert status == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -109,13 +110,18 @@ def test_a_step_may_be_warmed_up_for_sessions(way: str) -> None:
         assert step.net().preparation_statistics().made == before == 1
 
 
-def test_nets_that_were_let_go_of_are_made_again_and_what_they_ran_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nets_that_were_let_go_of_are_made_again_and_what_they_ran_is_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log that is kept holds no net: its records have texts, not the errors, whose tracebacks hold frames."""
+    caplog.set_level(logging.INFO, "dagexec")
     monkeypatch.setattr(steps, "_MOST", 1)
     monkeypatch.setattr(fed_module, "_MOST_KINDS", 1)
     sizes = [(20, 1), (21, 2), (22, 1), (23, 2), (24, 3)]
     with dagexec.compile(decoder(), num_workers=1) as executor:
         few = [as_bytes(executor.run(feeds(length, batch=batch))) for length, batch in sizes]
         assert len(executor._stepping) <= 2
+        assert caplog.records
         assert executor.statistics().completed == len(sizes)
         assert preparations(executor) == 0
     monkeypatch.undo()

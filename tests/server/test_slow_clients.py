@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import resource
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -269,14 +267,10 @@ def test_ten_thousand_connections(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.usefixtures("loggers_as_before")
 def test_a_full_disk_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is logged is lost; the client gets its error, and others their results."""
     full = os.open("/dev/full", os.O_WRONLY)
-    names = ("dagexec", "uvicorn")
-    before: list[tuple[logging.Logger, dict[str, Any]]] = []
-    for name in names:
-        logger = logging.getLogger(name)
-        before.append((logger, {"level": logger.level, "propagate": logger.propagate}))
     handler = log_to(full)
     failing = HeldRunner(0.0)
     failing.error = ZeroDivisionError("a defect")
@@ -290,10 +284,6 @@ def test_a_full_disk_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
                     assert_serves(client.ask(binary_request("m", X)))
         assert handler._lost >= 3
     finally:
-        for logger, settings in before:
-            logger.removeHandler(handler)
-            logger.setLevel(settings["level"])
-            logger.propagate = settings["propagate"]
         os.close(full)
 
 

@@ -199,9 +199,9 @@ class Bench:
         try:
             return self._first_run(runner, best)
         except (DeadlineExceededError, RunTimeoutError) as error:
-            logger.info("net %r: a candidate is rejected in its first run: %s", name, error)
+            logger.info("net %r: a candidate is rejected in its first run: %s", name, str(error))
         except Exception as error:
-            logger.info("net %r cannot be measured (%s): %s", name, type(error).__name__, error)
+            logger.info("net %r cannot be measured (%s): %s", name, type(error).__name__, str(error))
         return None
 
     def _first_run(self, runner: Runner, best: float | None) -> float:
@@ -236,7 +236,7 @@ class Bench:
                     try:
                         runner.prepare(self._inputs)
                     except Exception as error:
-                        logger.info("net %r cannot be surveyed (%s): %s", model.name, type(error).__name__, error)
+                        logger.info("net %r cannot be surveyed (%s): %s", model.name, type(error).__name__, str(error))
             self._on_stage("measuring implementations")
             start = time.perf_counter()
             with measuring(allowed):

@@ -99,7 +99,7 @@ class CudaCapture:
             try:
                 self._leave()
             except Exception as error:  # CUDA has ended it already, for the reason that is being raised
-                logger.debug("%s: a capture was given up: %s", runtime.device, error)
+                logger.debug("%s: a capture was given up: %s", runtime.device, str(error))
             if self._graph:
                 runtime.api.graphDestroy(self._graph)
                 self._graph = 0

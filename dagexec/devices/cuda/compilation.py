@@ -39,7 +39,7 @@ def loaded_kernel(name: str, code: str, device: int) -> Any:
             try:
                 return _load(name, kept)
             except Exception as error:
-                logger.warning("the kernel in %s is compiled anew, as it cannot be loaded: %s", file, error)
+                logger.warning("the kernel in %s is compiled anew, as it cannot be loaded: %s", file, str(error))
         binary = compiled_binary(code, target)
         found = _load(name, binary)
     if file is not None:
@@ -114,4 +114,4 @@ def _keep(file: Path, binary: bytes) -> None:
         make_folders(file.parent)
         write_atomically(file, binary)
     except (OSError, ValueError, OutputError) as error:
-        logger.debug("kernels are not kept: %s", error)
+        logger.debug("kernels are not kept: %s", str(error))

@@ -111,7 +111,7 @@ class Growth:
 
     def _give_up(self, error: DagexecError) -> None:
         self._over = True
-        logger.warning("net %r: no further replica: %s", self._dispatcher.name, error)
+        logger.warning("net %r: no further replica: %s", self._dispatcher.name, str(error))
 
     def _add(self, replica: Replica) -> Request | None:
         self._replicas.members.append(replica)  # first: whoever closes the executor now closes its net

@@ -74,7 +74,7 @@ class StepNets:
                     stepping = stepping_net(self._model, states, types, growing, length)
                     net = StepNet(stepping, self._built(stepping, types))
                 except (NotSteppingError, DagexecError) as reason:
-                    logger.info("net %r: caches of sessions are copied at every step: %s", self._model.name, reason)
+                    logger.info("net %r: caches are copied at every step: %s", self._model.name, str(reason))
                     _keep(self._refused, key, None, _MOST_REFUSED)
                     return None
                 self._executors.append((weakref.ref(net), net.executor))
@@ -87,7 +87,7 @@ class StepNets:
             try:
                 return self._build(joined_step(net, types), True)
             except (NotSteppingError, RowsError, SettingError) as reason:
-                logger.info("net %r: steps of sessions are not joined: %s", self._model.name, reason)
+                logger.info("net %r: steps of sessions are not joined: %s", self._model.name, str(reason))
         return self._build(net.model, False)
 
     def _retire_unused(self) -> None:

@@ -171,7 +171,7 @@ class OneDNNOperator(Operator):
         except UnsupportedFeatureError as reason:
             if self.needs_onednn():
                 return in_plain_order(self, reason)
-            logger.info("%s: the default engine computes it: %s", self.label, reason)
+            logger.info("%s: the default engine computes it: %s", self.label, str(reason))
             return super().prepare()  # type: ignore[safe-super]
         finally:
             self._is_unseen = False
