@@ -4,7 +4,7 @@ It is made of a compiled net for one size of its inputs and for so many position
 where an axis of it is as long as the cache: it gets the size for a full cache, and what lies behind the positions that
 there are is never read. Sizes that the net asks for with `Shape` are sums of a number and a multiple of the length;
 operators that would make tensors of such sizes make them full. A Concat of past and new keys, one of values, and the
-FusedAttention that reads both become `CachedAttention`.
+FusedAttention that reads both become `CachedAttention`, and so does ONNX's Attention (`attention_with_past`).
 
 Growing blobs may only go where each of their elements goes its own way: element-wise operators, views and permutations,
 and masks of attention. A net in which they go elsewhere has no such net.
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dagexec.compiler.attention_with_past import AttentionWithPast, NotCachedError
 from dagexec.compiler.length_contents import MOST_ELEMENTS, Array, Domain, Sum, constant, contents_after
 from dagexec.core.arguments import shared
 from dagexec.core.dtypes import FLOAT32, INT64, from_numpy
@@ -29,6 +30,7 @@ from dagexec.core.row_axes import rule_of
 from dagexec.core.rows import elementwise, keeps_axes
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import DagexecError
+from dagexec.ops.families.attention.attention import ATTENTION
 from dagexec.ops.families.attention.cached import CACHED_ATTENTION
 from dagexec.ops.families.attention.fused import FUSED_ATTENTION
 from dagexec.ops.families.attention.opening import CLOSE_CACHES, OPEN_CACHES
@@ -140,6 +142,7 @@ class _Stepping:
         self._numbers = itertools.count()
         self._unwritten: set[str] = set()
         self._aliases: dict[str, str] = {}
+        self._windows: dict[object, str] = {}
 
     def made(self) -> Stepping:
         """It. Raises NotSteppingError."""
@@ -175,6 +178,8 @@ class _Stepping:
         inputs = [self._known[name] for name in node.input]
         if node.type in ("Shape", "Size") and inputs[0].grows:
             self._measure(node, inputs[0])
+        elif node.type == ATTENTION and not self._states.keys().isdisjoint(node.input):
+            self._attend_and_append(node, inputs)
         elif any(one.cached for one in inputs):
             self._attend(node, inputs)
         elif node.type == "Concat" and node.input[0] in self._states and inputs[0].grows:
@@ -338,9 +343,9 @@ class _Stepping:
             given.append(domain)
         return Domain.after(node, given)
 
-    def _constant(self, array: Array) -> str:
+    def _constant(self, array: Array, name: str = "") -> str:
         """A parameter of the net."""
-        name = f"session/{next(self._numbers)}"
+        name = name or f"session/{next(self._numbers)}"
         self._constants[name] = array
         kind = TensorType(tuple(array.shape), from_numpy(array.dtype))
         self._known[name] = Known(kind, content=constant(array))
@@ -470,21 +475,55 @@ class _Stepping:
             raise NotSteppingError(f"{node.type} reads a cache")
         arguments = node.arguments(node.type)
         keys, values = (one.cached for one in operands if one.cached)
-        if any(name in (layer.keys, layer.values) for name in (keys[0], values[0]) for layer in self._layers):
-            raise NotSteppingError(f"{node.type} reads cache {keys[0]!r}, as another does")
         axes = [tuple(arguments.ints(name)) or (0, 1, 2, 3) for name in ("k_axes", "v_axes")]
         for order, one in zip(axes, operands, strict=True):
             if one.grows is None or order[2] != one.grows[0]:
                 raise NotSteppingError("positions of a cache are not those of attention")
         added = operands[0].grows[1] if operands[0].grows else 0
-        masks = inputs[3:]
-        for one in masks:
-            if self._ends(one, 4) != (3, added):
-                raise NotSteppingError("a mask has not one column for each position")
+        self._require_columns(inputs[3:], added)
         names = [node.input[0], keys[1], values[1], CACHE, OPENED, *node.input[3:]]
         values_of_node = shared({**node.values, "keys": keys[0].encode(), "values": values[0].encode()})
         made = Node(CACHED_ATTENTION, names, node.output, values_of_node, name=node.name, engine=node.engine)
-        (kind,) = self._types(made, [self._known[name].type for name in names], [None] * len(names))
-        self._put(made)
-        self._layers.append(Layer(keys[0], values[0], axes[0], axes[1]))
+        self._keep_layer(Layer(keys[0], values[0], axes[0], axes[1]))
+        self._put_varying(made)
+
+    def _require_columns(self, masks: Sequence[Known], added: int) -> None:
+        for one in masks:
+            if self._ends(one, 4) != (3, added):
+                raise NotSteppingError("a mask has not one column for each position")
+
+    def _keep_layer(self, layer: Layer) -> None:
+        """What an attention reads and puts positions behind, which no other does."""
+        if not {layer.keys, layer.values}.isdisjoint(name for one in self._layers for name in (one.keys, one.values)):
+            raise NotSteppingError(f"attention reads cache {layer.keys!r}, as another does")
+        self._layers.append(layer)
+
+    def _put_varying(self, node: Node) -> None:
+        """Have an operator in the net whose result depends on the length."""
+        (kind,) = self._types(node, [self._known[name].type for name in node.input], [None] * len(node.input))
+        self._put(node)
         self._learn(node.output[0], Known(kind, varies=True))
+
+    def _attend_and_append(self, node: Node, inputs: Sequence[Known]) -> None:
+        """ONNX's Attention, which is given the past."""
+        types = tuple(one.type for one in inputs)
+        call = OperatorCall(node, node.arguments(node.type), types, (None,) * len(types), node.type)
+        try:
+            attention = AttentionWithPast(call)
+        except NotCachedError as error:
+            raise NotSteppingError(str(error)) from None
+        sizes, states = attention.sizes, attention.states
+        added = sizes.keys - sizes.past
+        _, *present = self._types(node, types, [None] * len(types))
+        for state, output, kind in zip(states, attention.present, present, strict=True):
+            known = self._known[state]
+            if known.grows != (2, 0) or self._states.get(state) != output:
+                raise NotSteppingError(f"state {state!r} does not become what is put behind it")
+            self._learn(output, Known(kind, (2, added), None, True, (state, output, ())))
+        self._require_columns([] if sizes.mask is None else [inputs[sizes.mask]], added)
+        self._keep_layer(Layer(states[0], states[1], (0, 1, 2, 3), (0, 1, 2, 3)))
+        constants: dict[str, Array] = {}
+        for made in attention.nodes((CACHE, OPENED), LENGTH, constants, self._windows):
+            for name in constants.keys() - self._constants.keys():
+                self._constant(constants[name], name)
+            self._put_varying(made)

@@ -18,10 +18,12 @@ import numpy as np
 from dagexec.platform.assembler import (
     ADD,
     ADD_INTEGERS,
+    DIV,
     FMA,
     HORNER,
     LOAD_MASKED,
     MAX,
+    MIN,
     MUL,
     SUB,
     Assembler,
@@ -52,7 +54,7 @@ from dagexec.platform.records import dataclass
 GROUP = 8
 """Keys that are transposed together, and elements of each."""
 
-_AND, _AND_NOT, _OR, _DIVIDE = (1, 0, 0x54), (1, 0, 0x55), (1, 0, 0x56), (1, 0, 0x5E)
+_AND, _AND_NOT, _OR = (1, 0, 0x54), (1, 0, 0x55), (1, 0, 0x56)
 _LOW_PAIRS, _HIGH_PAIRS, _SHUFFLE = (1, 0, 0x14), (1, 0, 0x15), (1, 0, 0xC6)
 _HALVES, _IN_HALVES = (3, 1, 0x06), (3, 1, 0x04)
 
@@ -252,26 +254,30 @@ def nothing() -> int | None:
 ROWS, SCORE_ROW, MAIN, BIAS_ROW, MASK_ROW, NUMBERS = range(6)
 """Places of the fields of `softmax_kernel`: how many rows; bytes of rows, and of what passes of the loop do of each;
 and the address of NUMBERS: a mask of the elements of the last vector, zeros there and minus infinity behind, a vector
-each, then the scale, and what hidden scores become."""
+each, then the scale, what hidden scores become, the factor of an exponent and the cap (see `cap`)."""
 
 _TOGETHER = 4
 _LOW, _MOST, _TOTAL = 12, 13, 14
 _DEGREE = 6
+_SATURATED = 40.0
+"""An exponent of 2, from which on the hyperbolic tangent of half of it is 1."""
 
 
-def tail_numbers(keys: int, scale: float, hidden: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def tail_numbers(
+    keys: int, scale: float, hidden: float, softcap: float = 0.0
+) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """What NUMBERS leads to."""
     inside = np.arange(GROUP) < (keys - 1) % GROUP + 1
-    found = np.zeros(2 * GROUP + 2, np.float32)
+    found = np.zeros(2 * GROUP + 4, np.float32)
     found[:GROUP].view(np.int32)[inside] = -1
     found[GROUP : 2 * GROUP][~inside] = -np.inf
-    found[2 * GROUP :] = scale, hidden
+    found[2 * GROUP :] = scale, hidden, 2 / math.log(2) * scale / softcap if softcap else 0, softcap
     return found
 
 
 @lru_cache(maxsize=256)
 def softmax_kernel(
-    has_passes: bool, rest: int, has_tail: bool, has_bias: bool, has_mask: bool, nan_to_zero: bool
+    has_passes: bool, rest: int, has_tail: bool, has_bias: bool, has_mask: bool, nan_to_zero: bool, is_capped: bool
 ) -> int | None:
     """The address of a function of scores, bias, mask and fields, which makes weights of scores, row by row.
 
@@ -288,13 +294,13 @@ def softmax_kernel(
     code.load_constant(_LOW, -127.0)
     row = code.here()
     code.load_constant(_MOST, -math.inf)
-    softmax.over_row(partial(softmax.scale, has_bias, has_mask))
+    softmax.over_row(partial(softmax.scale, has_bias, has_mask, is_capped))
     _across(code, MAX, _MOST)
     code.clear_vector(_TOTAL)
     softmax.over_row(softmax.exponentiate)
     _across(code, ADD, _TOTAL)
     code.load_constant(11, 1.0)
-    code.compute(_DIVIDE, _TOTAL, 11, _TOTAL)
+    code.compute(DIV, _TOTAL, 11, _TOTAL)
     code.clear_vector(15)
     softmax.over_row(partial(softmax.divide, nan_to_zero))
     for register, other in ((RDI, R9), (RSI, R10), (RDX, R11)):
@@ -343,13 +349,16 @@ class _Softmax:
         else:
             code.compute(what, target, left, 15)
 
-    def scale(self, has_bias: bool, has_mask: bool, places: Sequence[int], is_tail: bool) -> None:
-        """Scores times the scale, or what hidden ones become, plus the bias; and the largest of them."""
+    def scale(self, has_bias: bool, has_mask: bool, is_capped: bool, places: Sequence[int], is_tail: bool) -> None:
+        """Scores times the scale, capped, or what hidden ones become, plus the bias; and the largest of them."""
         code = self.code
         for place in places:
             self.load(None, place, 0, RDI, place, is_tail)
-            code.broadcast(11, R12, None, 1, 2 * _VECTOR)
+            code.broadcast(11, R12, None, 1, 2 * _VECTOR + 8 * is_capped)
             code.compute(MUL, place, place, 11)
+        if is_capped:
+            self.cap(places)
+        for place in places:
             if has_mask:
                 code.broadcast(11, R12, None, 1, 2 * _VECTOR + 4)
                 self.load(None, 10, 0, RDX, place, is_tail)
@@ -362,6 +371,37 @@ class _Softmax:
                 code.compute_memory(ADD, place, place, R12, RBX, _VECTOR)
             code.compute(MAX, _MOST, _MOST, place)
             code.store(place, RDI, RAX, place * _VECTOR)
+
+    def cap(self, places: Sequence[int]) -> None:
+        """c tanh(s / c), for the cap c, where vectors have 2 / ln 2 s / c.
+
+        tanh z is e / (e + 2), where e = exp(2 z) - 1 is (2^n - 1) + 2^n (2^f - 1): small ones are as precise as large.
+        """
+        code, (first, *others, _) = self.code, _powers_of_two()
+        chains = [(place, place + 4, place + 8) for place in places]
+        for number, what in ((_SATURATED, MIN), (-_SATURATED, MAX)):
+            code.load_constant(_TOTAL, number)
+            for x, _, _ in chains:
+                code.compute(what, x, _TOTAL, x)  # on the right: what is no number stays none
+        for x, n, p in chains:
+            code.round(n, x)
+            code.compute(SUB, x, x, n)
+            code.load_constant(p, first)
+        for value in others:
+            for x, _, p in chains:
+                code.compute_constant(HORNER, p, x, value)
+        code.load_constant(_TOTAL, 1.0)
+        for x, n, p in chains:
+            code.compute(MUL, p, p, x)
+            code.powers_of_two(n)
+            code.compute(ADD_INTEGERS, n, n, _TOTAL)
+            code.compute(SUB, x, n, _TOTAL)
+            code.compute(FMA, x, p, n)
+            code.compute_constant(ADD, n, x, 2.0)
+            code.compute(DIV, x, x, n)
+        code.broadcast(_TOTAL, R12, None, 1, 2 * _VECTOR + 12)
+        for x, _, _ in chains:
+            code.compute(MUL, x, x, _TOTAL)
 
     def exponentiate(self, places: Sequence[int], _is_tail: bool) -> None:
         """Powers of e of what scores have above the largest; and their sum."""

@@ -138,7 +138,7 @@ def test_what_each_distance_picks_of_a_table_is_told() -> None:
         (
             [new_node("FusedAttention", ["q", "k2", "v2"], ["z"])],
             ["z"],
-            "FusedAttention reads cache 'k', as another does",
+            "attention reads cache 'k', as another does",
         ),
         ([new_node("ReduceSum", ["grown"], ["sum"], axes=[1])], ["sum"], "ReduceSum reads 'grown', which grows"),
         ([new_node("Copy", ["grown"], ["same"])], ["same"], "output 'same' grows"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,9 @@ class _Writer:
         self._random = np.random.default_rng(3)
         self._numbers = itertools.count()
 
-    def node(self, kind: str, *inputs: str, to: str = "", **arguments: Any) -> str:
+    def node(self, kind: str, *inputs: str, to: str = "", more: Sequence[str] = (), **arguments: Any) -> str:
         output = to or f"v{next(self._numbers)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [output], **arguments))
+        self.nodes.append(helper.make_node(kind, list(inputs), [output, *more], **arguments))
         return output
 
     def constant(self, value: Any, dtype: type = np.int64) -> str:
@@ -46,12 +46,17 @@ def decoder(
     mixed: bool = False,
     context: bool = False,
     placed: bool = False,
+    softcap: float = 0.0,
+    window: int = 0,
+    operator: str = "",
 ) -> onnx.ModelProto:
     """Tokens `ids` [batch, new], caches [batch, heads, past, elements], with fewer heads than queries have.
 
     Positions and a causal mask follow from the caches' length; `masked` adds an input `attention_mask` [batch, past +
     new] of int64, `placed` one `position_ids` [batch, new], `context` one [batch, count, elements] whose mean all
-    tokens are told, `mixed` an output that is the mean of a cache, so that it cannot stay where it is.
+    tokens are told, `mixed` an output that is the mean of a cache, so that it cannot stay where it is. Scores are
+    capped by `softcap`, a token sees `window` positions, its own the last; 0 for all. `operator` is *3* or *4* where
+    attention is ONNX's operator, with the heads side by side, or of four axes.
     """
     w = _Writer()
     past = w.node("Gather", w.node("Shape", CACHES[0]), w.constant(2))
@@ -62,7 +67,16 @@ def decoder(
     hidden = w.node(
         "Greater", w.node("Unsqueeze", columns, w.constant([0])), w.node("Unsqueeze", positions, w.constant([1]))
     )
-    if masked:
+    if window:
+        distance = w.node(
+            "Sub", w.node("Unsqueeze", positions, w.constant([1])), w.node("Unsqueeze", columns, w.constant([0]))
+        )
+        hidden = w.node("Or", hidden, w.node("GreaterOrEqual", distance, w.constant(window)))
+    seen = w.node("Not", hidden) if window or masked else ""
+    if masked and operator:
+        padding = w.node("Unsqueeze", w.node("Greater", "attention_mask", w.constant(0)), w.constant([1, 2]))
+        seen = w.node("And", seen, padding)
+    elif masked:
         padding = w.node("Equal", w.node("Gather", "attention_mask", columns, axis=1), w.constant(0))
         hidden = w.node("Or", hidden, w.node("Unsqueeze", padding, w.constant([1, 2])))
         sizes = [w.node("Slice", w.node("Shape", "ids"), w.constant([0]), w.constant([1])), w.constant([1])]
@@ -75,19 +89,18 @@ def decoder(
         x = w.node("Add", x, w.node("ReduceMean", "context", axes=[1]))
     split = w.constant([0, 0, -1, ELEMENTS])
     for layer in range(LAYERS):
-        q, k, v = (
-            w.node("Transpose", w.node("Reshape", w.node("MatMul", x, w.weight(WIDTH, size)), split), perm=[0, 2, 1, 3])
-            for size in (WIDTH, KEY_HEADS * ELEMENTS, KEY_HEADS * ELEMENTS)
-        )
-        caches = [
-            w.node("Concat", f"past_{kind}.{layer}", one, to=f"present_{kind}.{layer}", axis=2)
-            for kind, one in (("key", k), ("value", v))
-        ]
-        keys, values = (_repeated(w, one) for one in caches)
-        scores = w.node("MatMul", q, w.node("Transpose", keys, perm=[0, 1, 3, 2]))
-        scaled = w.node("Mul", scores, w.constant(ELEMENTS**-0.5, np.float32))
-        weights = w.node("Softmax", w.node("Add", scaled, mask), axis=-1)
-        mixture = w.node("Transpose", w.node("MatMul", weights, values), perm=[0, 2, 1, 3])
+        qkv = [w.node("MatMul", x, w.weight(WIDTH, size)) for size in (WIDTH, *[KEY_HEADS * ELEMENTS] * 2)]
+        if operator != "3":
+            qkv = [w.node("Transpose", w.node("Reshape", one, split), perm=[0, 2, 1, 3]) for one in qkv]
+        caches = [f"past_{kind}.{layer}" for kind in ("key", "value")]
+        presents = [name.replace("past", "present") for name in caches]
+        if operator:
+            heads = {"q_num_heads": HEADS, "kv_num_heads": KEY_HEADS} if operator == "3" else {}
+            mixture = w.node("Attention", *qkv, seen, *caches, more=presents, is_causal=1, softcap=softcap, **heads)
+        else:
+            mixture = _attention(w, qkv, caches, presents, mask, softcap)
+        if operator != "3":
+            mixture = w.node("Transpose", mixture, perm=[0, 2, 1, 3])
         line = w.node("Reshape", mixture, w.constant([0, 0, WIDTH]))
         x = w.node("Add", x, w.node("MatMul", line, w.weight(WIDTH, WIDTH)))
         x = w.node(
@@ -110,8 +123,26 @@ def decoder(
         inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes))
         outputs.append(helper.make_tensor_value_info(name.replace("past", "present"), TensorProto.FLOAT, sizes))
     weights = [numpy_helper.from_array(array, name) for name, array in w.weights.items()]
+    opset = 23 if operator else 17
     graph = helper.make_graph(w.nodes, "decoder", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def _attention(
+    w: _Writer, qkv: Sequence[str], caches: Sequence[str], presents: Sequence[str], mask: str, softcap: float
+) -> str:
+    """What exporters make of it: products, a mask that is added, Softmax."""
+    q, *new = qkv
+    keys, values = (
+        _repeated(w, w.node("Concat", past, one, to=present, axis=2))
+        for past, one, present in zip(caches, new, presents, strict=True)
+    )
+    scores = w.node("MatMul", q, w.node("Transpose", keys, perm=[0, 1, 3, 2]))
+    scores = w.node("Mul", scores, w.constant(ELEMENTS**-0.5, np.float32))
+    if softcap:
+        cap = w.constant(softcap, np.float32)
+        scores = w.node("Mul", w.node("Tanh", w.node("Div", scores, cap)), cap)
+    return w.node("MatMul", w.node("Softmax", w.node("Add", scores, mask), axis=-1), values)
 
 
 def _repeated(w: _Writer, cache: str) -> str:

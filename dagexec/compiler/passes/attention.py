@@ -1,9 +1,9 @@
 """attention: the products, masks and softmax that attention is spelled with become one operator.
 
 Softmax(scale Q K^T, masked, + bias) V, of Vaswani et al. 2017, arXiv:1706.03762, as exporters write it: factors on Q,
-K or the product; a mask that is added or chooses (Where); weights that are no numbers replaced by zero; heads split
-off and put together by Reshape and Transpose, keys and values repeated for groups of heads by Expand. Where the heads
-come from is not matched by operators but by what happens to the axes (`axes`).
+K or the product; a cap by the hyperbolic tangent; a mask that is added or chooses (Where); weights that are no numbers
+replaced by zero; heads split off and put together by Reshape and Transpose, keys and values repeated for groups of
+heads by Expand. Where the heads come from is not matched by operators but by what happens to the axes (`axes`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class _Scores:
     Attributes:
         product: number of the operator.
         scale: of the product.
+        softcap: c, where scores become c tanh(scores / c) before mask and biases; 0 where they do not.
         mask: a blob of truth values, where `shown` keeps a score and others become `hidden`; '' for none.
         biases: blobs that are added.
         members: the operators, without the product.
@@ -47,6 +48,7 @@ class _Scores:
 
     product: int = -1
     scale: float = 1.0
+    softcap: float = 0.0
     mask: str = ""
     shown: bool = True
     hidden: float = -math.inf
@@ -134,6 +136,8 @@ class _Candidate:
         """Inputs and arguments of the operator."""
         inputs = [one.name for one in operands]
         arguments: dict[str, ArgumentValue] = {"scale": scores.scale * math.prod(one.scale for one in operands)}
+        if scores.softcap:
+            arguments["softcap"] = scores.softcap
         for name, operand in zip(("q_axes", "k_axes", "v_axes"), operands, strict=True):
             arguments[name] = list(operand.axes)
         if scores.mask:
@@ -214,9 +218,12 @@ class _Candidate:
         if scaled is not None:
             found.scale *= scaled[1]
             return scaled[0]
+        if definition.type == "Tanh" and not found.softcap and 0 < found.scale < math.inf:
+            found.softcap = found.scale  # a tanh(b s) is c tanh(scale s / c) for c = a and scale = a b
+            return definition.input[0]
         result = definition.output[0]
         own = [name for name in definition.input if self._is_like(name, result) and _up_to_product(draft, name)]
-        if len(own) != 1 or found.scale != 1 or found.mask:
+        if len(own) != 1 or found.scale != 1 or found.softcap or found.mask:
             return None  # a factor or a mask behind what is found already
         others = [name for name in definition.input if name != own[0]]
         if len(others) + 1 != len(definition.input) or not all(self._broadcasts(name, result) for name in others):

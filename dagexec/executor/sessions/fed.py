@@ -21,7 +21,7 @@ from dagexec.errors import DagexecError
 from dagexec.executor.model_runner import ModelRunner
 from dagexec.executor.requests.call import Call
 from dagexec.executor.sessions.names import RANK
-from dagexec.executor.sessions.sizes import LEAST_BOUND, MOST_AT_ONCE, Growth, StepSizes, Types, learned
+from dagexec.executor.sessions.sizes import LEAST_BOUND, MOST_AT_ONCE, Growth, StepSizes, Types, learned, longer
 from dagexec.executor.sessions.steps import StepNet, StepNets
 from dagexec.executor.source.types import GivenTypes
 from dagexec.platform.records import dataclass
@@ -204,7 +204,7 @@ class FedSteps:
         growth = {name: (axis, 0) for name, axis in sizes.axes.items()}
         growth |= {name: (axes[name], sizes.added) for name in needed or axes}
         bound = max(LEAST_BOUND, 1 << (sizes.end - 1).bit_length())
-        full = {name: _longer(types[name], axis, bound - sizes.end) for name, (axis, _) in growth.items()}
+        full = {name: longer(types[name], axis, bound - sizes.end) for name, (axis, _) in growth.items()}
         net = self._nets.find(self._pairs, {**types, **full}, growth, bound - sizes.added)
         kind = _Kind({**types, **full}, growth, sizes.added, bound, net, bool(needed))
         self._kinds = (kind, *self._kinds[: _MOST_KINDS - 1])
@@ -219,9 +219,5 @@ class FedSteps:
 
     def _needed(self, types: Types, sizes: StepSizes, axes: Mapping[str, int]) -> list[str]:
         """Of inputs that are as long as caches those that have to be: inference refuses longer caches with them."""
-        longer = {name: _longer(types[name], axis, 1) for name, axis in {**sizes.axes, **axes}.items()}
-        return [name for name in axes if self._types.blobs({**types, **longer, name: types[name]}) is None]
-
-
-def _longer(kind: TensorType, axis: int, more: int) -> TensorType:
-    return TensorType((*kind.shape[:axis], kind.shape[axis] + more, *kind.shape[axis + 1 :]), kind.meta)
+        grown = {name: longer(types[name], axis, 1) for name, axis in {**sizes.axes, **axes}.items()}
+        return [name for name in axes if self._types.blobs({**types, **grown, name: types[name]}) is None]

@@ -27,7 +27,7 @@ from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.waiting import on_a_thread
 from dagexec.executor.sessions.memory import SessionMemory
 from dagexec.executor.sessions.names import states_by_name
-from dagexec.executor.sessions.sizes import LEAST_BOUND, MOST_AT_ONCE, Growth, StepSizes, learned
+from dagexec.executor.sessions.sizes import LEAST_BOUND, MOST_AT_ONCE, Growth, StepSizes, learned, longer
 from dagexec.executor.sessions.states import States
 from dagexec.executor.sessions.steps import StepNet, StepNets
 from dagexec.executor.source.types import GivenTypes
@@ -243,10 +243,11 @@ class Session(ModelRunner):
         missing = left_out - states.names()
         if missing:
             states = self._begun(missing, named)
-        if missing or self._is_new:
+        is_first = bool(missing) or self._is_new
+        if is_first:
             sizes = self._first_sizes(_types_of(named), states)
         if sizes is not None and sizes.axes.keys() <= left_out and call.out is None and held.isdisjoint(names):
-            step = self._step(sizes, states, named)
+            step = self._step(sizes, states, named, is_first=is_first)
             if step is not None:
                 net, fed, sizes = step
                 others = {self._pairs[name] for name in used - sizes.axes.keys()}
@@ -275,7 +276,7 @@ class Session(ModelRunner):
         return _Run(net.executor, fed, last.names, last.call, self._states, last.used, call, sizes)
 
     def _step(
-        self, last: StepSizes, states: States, named: Mapping[str, Array]
+        self, last: StepSizes, states: States, named: Mapping[str, Array], *, is_first: bool
     ) -> tuple[StepNet, dict[str, Array], StepSizes] | None:
         """A step behind the `last` run: its net, what that is fed, and its sizes.
 
@@ -292,13 +293,16 @@ class Session(ModelRunner):
         self._net_ran = sizes
         if not is_last or self._bound < sizes.end or growth != self._growth:
             self._bound = max(LEAST_BOUND, 1 << (sizes.end - 1).bit_length())
-            self._growth, self._padded = growth, {}
-            self._net = self._found(sizes, states, growth, self._bound - sizes.added)
+            self._net, self._padded = None, {}
+            for one in self._first_growths(sizes, states) if is_first else [growth]:
+                self._growth, self._net = one, self._found(sizes, states, one, self._bound - sizes.added)
+                if self._net is not None:
+                    break
         net = self._net
         if net is None:
             return None
         fed = self._fed(net, sizes, named, states)
-        for name, (axis, more) in growth.items():
+        for name, (axis, more) in self._growth.items():
             fed[name] = self._filled(name, named[name], axis, self._bound - sizes.added + more)
         return net, fed, sizes
 
@@ -350,6 +354,31 @@ class Session(ModelRunner):
         """Those of a run like one with inputs of these types, as if it had been before that."""
         first = self._learned(types, states)
         return first and StepSizes(types, first.length - first.added, first.added, first.axes)
+
+    def _first_growths(self, sizes: StepSizes, states: States) -> list[Growth]:
+        """What may be as long as the caches in a first run, the likelier first.
+
+        That is an input of their length of which longer caches need more, or have use for more: they grow by as much.
+        """
+        types = {**sizes.types, **_types_of(states.whole(sizes.length))}
+        types |= {name: longer(types[name], axis, 1) for name, axis in sizes.axes.items()}
+        growths: list[Growth] = [
+            {name: (axis, sizes.added)}
+            for name, kind in sizes.types.items()
+            for axis, size in _free_sizes(self.inputs.get(name), kind)
+            if size == sizes.end and self._added({**types, name: longer(kind, axis, 1)}, sizes) == sizes.added
+        ]
+        return [*growths[:1], *([{}] if self._added(types, sizes) == sizes.added else [])]
+
+    def _added(self, types: Mapping[str, TensorType], sizes: StepSizes) -> int:
+        """How many positions a run with all inputs of these types adds to the caches; 0 where inference refuses it."""
+        results = self._types.blobs(types) or {}
+        told = learned(
+            types,
+            {name: types[name] for name in sizes.axes},
+            {name: results.get(self._pairs[name]) for name in sizes.axes},
+        )
+        return told.added if told is not None and told.axes == sizes.axes else 0
 
     def _learned(self, types: Mapping[str, TensorType], states: States) -> StepSizes | None:
         """What inference tells of a run with inputs of these types."""

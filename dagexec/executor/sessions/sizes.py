@@ -74,10 +74,15 @@ class StepSizes:
                 return None
             pairs = enumerate(zip(before.shape, kind.shape, strict=True))
             for axis, old, new in [(axis, old, new) for axis, (old, new) in pairs if old != new]:
-                if name in growth or new - self.end != old - self.length:
+                if name in growth or new < self.end or new - self.end != old - self.length:
                     return None
                 growth[name] = axis, new - self.end
         return growth if len(types) == len(self.types) else None
+
+
+def longer(kind: TensorType, axis: int, more: int) -> TensorType:
+    """A type with so many more along an axis."""
+    return TensorType((*kind.shape[:axis], kind.shape[axis] + more, *kind.shape[axis + 1 :]), kind.meta)
 
 
 def learned(types: Types, before: Types, after: Mapping[str, TensorType | None]) -> StepSizes | None:

@@ -70,8 +70,9 @@ class FusedAttention(OneDNNOperator, fused.FusedAttention):
         before, arguments = list[Step](), self.arguments
         mask = self._laid_out(sizes, sizes.mask, np.int32, before, arguments.bool("shown", True))
         bias = self._laid_out(sizes, sizes.bias, np.float32, before)
-        scale, hidden = arguments.float("scale", 1.0), arguments.float("hidden", -math.inf)
-        scores = _Scores(_How(scale, hidden, arguments.bool("nan_to_zero")), mask, bias)
+        scale, softcap = arguments.float("scale", 1.0), arguments.float("softcap", 0.0)
+        how = _How(scale, arguments.float("hidden", -math.inf), arguments.bool("nan_to_zero"), softcap)
+        scores = _Scores(how, mask, bias)
         return in_sequence([*before, _computing(self, (q, k, v), y, scores)])
 
     def _laid_out(
@@ -101,8 +102,8 @@ class Attention(OneDNNOperator, attention.Attention):
         """The caches and the bias, calls of kernels, zeros for queries that see no key."""
         call = self.call()
         sizes = read_attention(call)
-        if call.arguments.float("softcap", 0.0) or len(self.output_blobs) > 3:
-            raise UnsupportedFeatureError(f"{self.label}: kernels neither cap products nor put them out")
+        if len(self.output_blobs) > 3:
+            raise UnsupportedFeatureError(f"{self.label}: kernels do not put products out")
         q, y = (sizes.by_head(array, sizes.heads) for array in (self.x(0), self.y(0)))
         new = [sizes.by_head(self.x(1 + place), sizes.key_heads) for place in (0, 1)]
         past = [] if sizes.cache is None else [self.x(sizes.cache + place) for place in (0, 1)]
@@ -112,7 +113,8 @@ class Attention(OneDNNOperator, attention.Attention):
         k, v = (self._with_past(place, new[place], past[place] if past else None, before) for place in (0, 1))
         bias, after = self._bias(sizes, y, before)
         scale = call.arguments.float("scale", 1 / math.sqrt(sizes.width))
-        return in_sequence([*before, _computing(self, (q, k, v), y, _Scores(_How(scale), bias=bias)), *after])
+        how = _How(scale, softcap=call.arguments.float("softcap", 0.0))
+        return in_sequence([*before, _computing(self, (q, k, v), y, _Scores(how, bias=bias)), *after])
 
     def _with_past(self, place: int, new: Array, past: Array | None, before: list[Step]) -> Array:
         """Keys (place 0) or values (1) by head, which are put behind those of the cache, and into the output."""
@@ -219,11 +221,13 @@ class _How(NamedTuple):
         scale: a factor.
         hidden: scores that a mask does not show.
         nan_to_zero: for weights.
+        softcap: c, where scores become c tanh(scores / c) before that; 0 where they do not.
     """
 
     scale: float
     hidden: float = -math.inf
     nan_to_zero: bool = False
+    softcap: float = 0.0
 
 
 class _Scores(NamedTuple):
@@ -332,7 +336,7 @@ class _Heads:
         most = kernels.most_rows(self._lanes)
         self._rows = max(1, _SCORES // (_FLOAT * self._row * most)) * most
         self._blocks = self._blocks_of_head(most)
-        self._numbers = self._keep(kernels.tail_numbers(self._keys, how.scale, how.hidden))
+        self._numbers = self._keep(kernels.tail_numbers(self._keys, how.scale, how.hidden, how.softcap))
 
     def _keep(self, array: Array) -> int:
         """The address of an array that is kept."""
@@ -429,7 +433,7 @@ class _Heads:
 
     def _softmax(self, scores: Array, image: int, head: int, rows: slice) -> _Call:
         vectors, tail = divmod(self._keys, GROUP)
-        options = self._bias is not None, self._mask is not None, self._how.nan_to_zero
+        options = self._bias is not None, self._mask is not None, self._how.nan_to_zero, self._how.softcap > 0
         kernel = kernels.softmax_kernel(vectors >= 4, vectors % 4, tail > 0, *options) or 0
         (bias, bias_row), (mask, mask_row) = (
             (0, 0) if array is None else (address_of(array[image, head, rows]), array.strides[2])

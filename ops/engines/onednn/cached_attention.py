@@ -96,8 +96,9 @@ class _Geometry:
     width: int
     value_width: int
     lanes: int
-    options: tuple[bool, bool, bool]
+    options: tuple[bool, bool, bool, bool]
     scale: float
+    softcap: float
     hidden: float
     q_row: int
     k_row: int
@@ -169,11 +170,12 @@ class _CachedHeads:
             if array is not None:
                 whole = np.broadcast_to(array, (*q.shape[:3], array.shape[-1]))
                 self._bases[base], rows[place] = _heads_of(whole), whole.strides[2]
+        softcap = arguments.float("softcap", 0.0)
         geometry = _Geometry(
             sizes.queries, sizes.width, width,
             machine.lanes if width % machine.lanes == 0 or width > 2 * machine.lanes else AVX2,
-            (bias is not None, mask is not None, arguments.bool("nan_to_zero")),
-            arguments.float("scale", 1.0), arguments.float("hidden", -math.inf),
+            (bias is not None, mask is not None, arguments.bool("nan_to_zero"), softcap > 0),
+            arguments.float("scale", 1.0), softcap, arguments.float("hidden", -math.inf),
             q.strides[2], k.strides[2], v.strides[2], y.strides[2], *rows,
         )  # fmt: skip
         self._memory: list[tuple[int, int] | None] = []
@@ -329,7 +331,7 @@ def _calls_of(geometry: _Geometry, cache: _Cache) -> _Calls:
     if not length:
         zeros = _rows(g.lanes, g.value_width, g.queries, 0, g.y_row, 0, is_zero=True)
         return _Calls(np.array([_idle()] * _ADDED + [zeros] + [_idle()] * (len(_PLACES) - 1)), None)
-    numbers = _tail_numbers((length - 1) % GROUP + 1, g.scale, g.hidden)
+    numbers = _tail_numbers((length - 1) % GROUP + 1, g.scale, g.hidden, g.softcap)
     sections: tuple[list[_Call], ...] = (
         [],
         _transposed(g, cache) if fed_row else [],

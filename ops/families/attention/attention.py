@@ -24,6 +24,7 @@ from dagexec.ops.base.blocks import Array, compute_dtype, row_pieces
 from dagexec.platform.host_memory import check_fits
 from dagexec.platform.records import dataclass
 
+ATTENTION = "Attention"
 _PIECE = 1 << 19  # logits computed at a time: 2 MiB of float32
 RAW, CAPPED, BIASED, WEIGHTS = range(4)
 
@@ -163,7 +164,7 @@ def _cost(call: OperatorCall, outputs: Sequence[TensorType]) -> Cost:
 
 
 @new_operator(
-    "Attention",
+    ATTENTION,
     inputs=(3, 7),
     outputs=(1, 4),
     infer=infer_attention,
@@ -266,7 +267,7 @@ def biases_of(
 
     It broadcasts to batch, heads, queries, keys, and has all keys. With neither mask nor lengths it is always the same.
     """
-    causal, left, right = _windows(call)
+    causal, left, right = read_windows(call)
     windowed = causal or left >= 0 or right >= 0
 
     def hidden(offset: Array) -> Array:
@@ -299,7 +300,7 @@ def biases_of(
 
 def bias_shape(call: OperatorCall, sizes: AttentionSizes) -> tuple[int, ...]:
     """The shape of what `biases_of` gives."""
-    causal, left, right = _windows(call)
+    causal, left, right = read_windows(call)
     shapes: list[tuple[int, ...]] = [(sizes.keys,)]
     if causal or left >= 0 or right >= 0:
         shapes.append((1, 1, sizes.queries, sizes.keys))
@@ -310,7 +311,7 @@ def bias_shape(call: OperatorCall, sizes: AttentionSizes) -> tuple[int, ...]:
     return np.broadcast_shapes(*shapes)
 
 
-def _windows(call: OperatorCall) -> tuple[bool, int, int]:
+def read_windows(call: OperatorCall) -> tuple[bool, int, int]:
     """`is_causal`, `left_window` and `right_window`."""
     arguments = call.arguments
     return arguments.bool("is_causal"), arguments.int("left_window", -1), arguments.int("right_window", -1)
@@ -350,10 +351,7 @@ class _Softmax:
     def __call__(self, x: Array, hidden: tuple[Array, Array] | None, output: Array | None) -> None:
         """`hidden`: the bias, and which queries see no key. Their weights are 0."""
         self._keep(RAW, x, output)
-        if self.softcap:
-            np.divide(x, x.dtype.type(self.softcap), out=x)
-            np.tanh(x, out=x)
-            np.multiply(x, x.dtype.type(self.softcap), out=x)
+        cap(x, self.softcap)
         self._keep(CAPPED, x, output)
         if hidden is not None:
             np.add(x, hidden[0], out=x)
@@ -369,6 +367,14 @@ class _Softmax:
             np.copyto(output, x, casting="unsafe")
 
 
+def cap(x: Array, softcap: float) -> None:
+    """Put c tanh(x / c) in the place of products, for c = `softcap`; 0 for none."""
+    if softcap:
+        np.divide(x, x.dtype.type(softcap), out=x)
+        np.tanh(x, out=x)
+        np.multiply(x, x.dtype.type(softcap), out=x)
+
+
 def _normalize(x: Array) -> None:
     """The softmax of rows; of a row of minus infinities zeros."""
     most = x.max(-1, keepdims=True)
@@ -380,4 +386,4 @@ def _normalize(x: Array) -> None:
     np.divide(x, total, out=x)
 
 
-not_differentiable("train with MatMul and Softmax", "Attention")
+not_differentiable("train with MatMul and Softmax", ATTENTION)

@@ -23,6 +23,7 @@ from dagexec.core.schema import Cost, OperatorCall, TensorType
 from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.blocks import Array
+from dagexec.ops.families.attention.attention import cap
 from dagexec.platform.records import dataclass
 
 CACHED_ATTENTION = "CachedAttention"
@@ -66,7 +67,7 @@ class CachedSizes:
     @property
     def rows(self) -> int:
         """Of the batch, those of each session."""
-        return self.batch // self.sessions
+        return self.batch // max(1, self.sessions)
 
     @property
     def y_by_head(self) -> tuple[int, ...]:
@@ -95,8 +96,8 @@ def read_cached_attention(call: OperatorCall) -> CachedSizes:
         raise call.fail(f"queries, keys and values do not fit each other: {shapes}")
     if not key_heads or heads % key_heads:
         raise call.fail(f"{heads} heads of queries cannot share {key_heads} of keys")
-    sessions = max(1, math.prod(call.inputs[CACHE].shape))
-    if batch % sessions:
+    sessions = math.prod(call.inputs[CACHE].shape)
+    if batch % max(1, sessions) or (batch and not sessions):
         raise call.fail(f"{sessions} sessions cannot share a batch of {batch}")
     mask, bias = MASK if with_mask else None, MASK + with_mask if with_bias else None
     return CachedSizes(
@@ -120,8 +121,8 @@ def infer_cached_attention(call: OperatorCall) -> list[TensorType]:
         full = (sizes.queries, sizes.heads, sizes.batch)
         if not shape or len(shape) > 4 or any(a not in (1, b) for a, b in zip(shape[-2::-1], full, strict=False)):
             raise call.fail(f"input {call.definition.input[place]!r} must broadcast to {full[::-1]} x capacity")
-    if not math.isfinite(call.arguments.float("scale", 1.0)):
-        raise ArgumentError(f"{call.label}: argument 'scale' must be finite")
+    if call.arguments.float("softcap", 0.0) < 0 or not math.isfinite(call.arguments.float("scale", 1.0)):
+        raise ArgumentError(f"{call.label}: 'softcap' must not be negative, and 'scale' finite")
     y = (sizes.batch, sizes.heads, sizes.queries, sizes.value_width)
     return [TensorType(tuple(y[axis] for axis in sizes.y_axes), FLOAT32)]
 
@@ -180,6 +181,7 @@ def _kept(node: Node) -> list[str]:
         "keys": "the name of the cache's keys",
         "values": "the name of the cache's values",
         "scale": "of the products (default 1)",
+        "softcap": "c: scores become c tanh(scores / c) before mask and bias (default 0: they stay)",
         "mask": "1: input 5 is the mask",
         "shown": "what the mask says of a key that is seen: 1 (default) or 0",
         "hidden": "the score in place of that of other keys (default minus infinity)",
@@ -202,8 +204,10 @@ class CachedAttention(Operator):
         """As NumPy computes it."""
         arguments, y = self.arguments, self.y(0).transpose(sizes.y_by_head)
         scale, shown = np.float32(arguments.float("scale", 1.0)), arguments.bool("shown", True)
+        softcap = arguments.float("softcap", 0.0)
         hidden, nan_to_zero = np.float32(arguments.float("hidden", -math.inf)), arguments.bool("nan_to_zero")
-        q = sizes.by_head(self.x(0), 0).reshape(sizes.batch, sizes.key_heads, -1, sizes.queries, sizes.width)
+        groups = sizes.batch, sizes.key_heads, sizes.heads // sizes.key_heads
+        q = sizes.by_head(self.x(0), 0).reshape(*groups, sizes.queries, sizes.width)
         mask, bias = (None if index is None else self.x(index) for index in (sizes.mask, sizes.bias))
         k, v = sizes.by_head(self.x(1), 1), sizes.by_head(self.x(2), 2)
         numbers, lengths, label = self.x(CACHE), self.x(LENGTH), self.label
@@ -220,6 +224,7 @@ class CachedAttention(Operator):
                 keys[..., new], values[:, :, new] = k[own].swapaxes(2, 3), v[own]
                 scores = (q[own] * scale) @ keys[:, :, None, :, :length]
                 flat = scores.reshape(rows, sizes.heads, sizes.queries, length)
+                cap(flat, softcap)
                 if mask is not None:
                     flat[np.broadcast_to(_until(mask, own, length) != shown, flat.shape)] = hidden
                 if bias is not None:

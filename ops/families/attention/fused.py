@@ -23,6 +23,7 @@ from dagexec.core.traits import Rows
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import ArrayOperator
 from dagexec.ops.base.blocks import Array, compute_dtype, row_pieces
+from dagexec.ops.families.attention.attention import cap
 from dagexec.platform.host_memory import check_fits
 from dagexec.platform.records import dataclass
 
@@ -113,8 +114,8 @@ def infer_fused_attention(call: OperatorCall) -> list[TensorType]:
             shape = call.inputs[own].shape
             if len(shape) > 4 or any(a not in (1, b) for a, b in zip(shape[::-1], sizes.scores[::-1], strict=False)):
                 raise call.fail(f"input {call.definition.input[own]!r} must broadcast to {sizes.scores}")
-    if not math.isfinite(call.arguments.float("scale", 1.0)):
-        raise ArgumentError(f"{call.label}: argument 'scale' must be finite")
+    if call.arguments.float("softcap", 0.0) < 0 or not math.isfinite(call.arguments.float("scale", 1.0)):
+        raise ArgumentError(f"{call.label}: 'softcap' must not be negative, and 'scale' finite")
     y = (sizes.batch, sizes.heads, sizes.queries, sizes.value_width)
     return [TensorType(tuple(y[axis] for axis in sizes.y_axes), call.require_types(0, *FLOAT_TYPES))]
 
@@ -161,6 +162,7 @@ def _rows(asked: RowsCall) -> list[Rows | None]:
         },
         "y_axes": "which of batch, heads, queries and elements (0 to 3) is each axis of Y (default 0 1 2 3)",
         "scale": "of the products (default 1)",
+        "softcap": "c: scores become c tanh(scores / c) before mask and bias (default 0: they stay)",
         "mask": "1: input 3 is the mask",
         "shown": "what the mask says of a key that is seen: 1 (default) or 0",
         "hidden": "the score in place of that of other keys (default minus infinity)",
@@ -214,11 +216,13 @@ class _Weights:
         self._sizes = sizes
         self._shown = call.arguments.bool("shown", True)
         self._hidden = call.arguments.float("hidden", -math.inf)
+        self._softcap = call.arguments.float("softcap", 0.0)
         self._nan_to_zero = call.arguments.bool("nan_to_zero")
 
     def __call__(self, scores: Array, inputs: Sequence[Array], image: int, heads: slice) -> None:
         """`scores` are those of some heads, in groups, of one of the batch."""
         flat = scores.reshape(-1, *self._sizes.scores[2:])
+        cap(flat, self._softcap)
         if self._sizes.mask is not None:
             mask = self._of(inputs[self._sizes.mask], image, heads)
             np.copyto(flat, flat.dtype.type(self._hidden), where=mask != self._shown)

@@ -102,6 +102,18 @@ SPELLINGS = {
         SOFTMAX,
         *END,
     ],
+    "a cap": [
+        *KEYS_TURNED,
+        op("Mul", ["qh", "part"], ["qs"]),
+        op("BatchMatMul", ["qs", "kh"], ["p"], broadcast=1),
+        op("Div", ["p", "width"], ["p2"]),
+        op("Tanh", ["p2"], ["p3"]),
+        op("Mul", ["p3", "width"], ["p4"]),
+        op("Where", ["shown", "p4", "low"], ["p5"]),
+        op("Add", ["p5", "all"], ["s"]),
+        SOFTMAX,
+        *END,
+    ],
     "a choice of what is hidden": [
         *KEYS_TURNED,
         PRODUCT,
@@ -130,6 +142,14 @@ def test_a_spelling_is_recognized_and_its_heads_are_read_where_they_lie(name: st
     assert not {"Softmax", "BatchMatMul", "Transpose", "Where", "NE", "Div"}.intersection(types)
     [attention] = [line for line in found if line.startswith("FusedAttention")]
     assert attention.startswith("FusedAttention q4 k4 v4")
+
+
+def test_a_cap_is_the_factor_behind_the_tangent() -> None:
+    model = PASS.apply(model_of(SPELLINGS["a cap"], inputs=FIVE, **used(SPELLINGS["a cap"]))).model
+    [attention] = [node for node in model.program.op if node.type == "FusedAttention"]
+    arguments = attention.arguments("y")
+    assert arguments.float("softcap", 0.0) == pytest.approx(math.sqrt(WIDTH))
+    assert arguments.float("scale", 1.0) == pytest.approx(WIDTH**-0.25)
 
 
 def test_keys_turned_as_three_axes_are_followed() -> None:
@@ -183,7 +203,19 @@ OTHERS = {
         [*KEYS_TURNED, PRODUCT, op("Add", ["p", "all"], ["p2"]), op("Mul", ["p2", "part"], ["s"]), SOFTMAX, *END],
         "y",
     ),
-    "another function of the scores": ([*KEYS_TURNED, PRODUCT, op("Tanh", ["p"], ["s"]), SOFTMAX, *END], "y"),
+    "another function of the scores": ([*KEYS_TURNED, PRODUCT, op("Sigmoid", ["p"], ["s"]), SOFTMAX, *END], "y"),
+    "a bias before the cap": (
+        [*KEYS_TURNED, PRODUCT, op("Add", ["p", "all"], ["p2"]), op("Tanh", ["p2"], ["s"]), SOFTMAX, *END],
+        "y",
+    ),
+    "a cap of a cap": (
+        [*KEYS_TURNED, PRODUCT, op("Tanh", ["p"], ["p2"]), op("Tanh", ["p2"], ["s"]), SOFTMAX, *END],
+        "y",
+    ),
+    "a negative cap": (
+        [*KEYS_TURNED, PRODUCT, op("Tanh", ["p"], ["p2"]), op("Scale", ["p2"], ["s"], scale=-2.0), SOFTMAX, *END],
+        "y",
+    ),
 }
 
 
@@ -202,7 +234,9 @@ def test_a_bias_that_does_not_broadcast_to_the_scores_stays_an_operator() -> Non
     assert unchanged(PASS, model_of(operators, inputs=inputs, **wide))
 
 
-@pytest.mark.parametrize("name", ["a choice, then a bias", "no number becomes zero", "a choice of what is hidden"])
+@pytest.mark.parametrize(
+    "name", ["a cap", "a choice, then a bias", "no number becomes zero", "a choice of what is hidden"]
+)
 def test_rows_without_a_visible_key_come_out_as_they_were(name: str) -> None:
     """With no key, with keys that are no numbers, with infinite scores; all passes together."""
     operators = SPELLINGS[name]

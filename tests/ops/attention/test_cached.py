@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from random import Random
 from typing import Any
@@ -84,6 +85,8 @@ class Case:
         keys, values = (np.concatenate(pair, 2).repeat(group, 1) for pair in pairs)
         end = keys.shape[2]
         scores = q @ keys.swapaxes(2, 3) * 0.25
+        softcap = self.options.get("softcap", math.inf)
+        scores = softcap * np.tanh(scores / softcap) if softcap < math.inf else scores
         if self.options.get("mask"):
             scores = np.where(self.mask[..., :end] == self.options.get("shown", 1), scores, -np.inf)
         if self.options.get("bias"):
@@ -93,7 +96,7 @@ class Case:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("options", [{}, {"mask": 1}, {"bias": 1}, {"mask": 1, "bias": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"mask": 1}, {"bias": 1}, {"mask": 1, "bias": 1, "softcap": 0.7}], ids=str)
 @pytest.mark.parametrize(
     "sizes",
     [

@@ -137,6 +137,34 @@ def test_a_mask_chooses_scores_and_a_bias_is_added_to_those(shown: int, hidden: 
 
 
 @pytest.mark.parametrize("keys", [8, 27, 64, 71])
+@pytest.mark.parametrize("softcap", [0.5, 50.0])
+def test_scores_are_capped_before_mask_and_bias(keys: int, softcap: float) -> None:
+    """Small scores and large ones, one that is no number, and two that are infinite."""
+    q, k, v = drawn(2, 4, 2, 6, keys, 16, 16)
+    q[:, 0] *= 1e-3
+    q[:, 1] *= 1e3
+    k[0, 0, 3, 5], q[1, 0, 1, 3], q[1, 0, 2, 3] = np.nan, np.inf, -np.inf
+    mask, bias = np.random.default_rng(1).random((2, 1, 6, keys)) < 0.7, normal(4, 6, keys)
+    mask[..., 0], mask[..., 3] = True, False
+    y = computed(q, k, v, mask, bias, mask=1, bias=1, softcap=softcap)
+    wanted = expected(q, k, v, lambda s: np.where(mask, softcap * np.tanh(s / softcap), -np.inf) + bias)
+    assert np.isfinite(wanted).all()
+    np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_the_cap_is_right_to_the_last_bits() -> None:
+    """Two scores of which one is capped to c tanh(x / c): their weights tell it."""
+    x = np.concatenate([np.geomspace(1e-6, 60, 1000), -np.geomspace(1e-6, 60, 1000)]).astype(np.float32)
+    q, k = np.zeros((1, 1, len(x), 8), np.float32), np.zeros((1, 1, 8, 8), np.float32)
+    q[..., 0], k[0, 0, 1, 0] = x, 1
+    v = np.zeros((1, 1, 8, 8), np.float32)
+    v[0, 0, 0, 0] = v[0, 0, 1, 1] = 1
+    y = computed(q, k, v, scale=1.0, softcap=3.0)[0, 0]
+    capped = np.log(y[:, 1].astype(float) / y[:, 0])
+    np.testing.assert_allclose(capped, 3 * np.tanh(x.astype(float) / 3), rtol=3e-7, atol=4e-7)
+
+
+@pytest.mark.parametrize("keys", [8, 27, 64, 71])
 def test_what_is_no_number_stays_none_or_becomes_zero(keys: int) -> None:
     """A query of NaN, one with an infinite score, one whose every score is minus infinity."""
     q, k, v = drawn(1, 2, 2, 5, keys, 16, 16)
@@ -185,7 +213,7 @@ def test_the_exponential_is_right_to_the_last_bits() -> None:
     scores = np.zeros((4000, 8), np.float32)
     scores[:, 1:] = -np.inf
     scores[:, 2] = -x
-    kernel = kernels.softmax_kernel(False, 1, False, False, False, False)
+    kernel = kernels.softmax_kernel(False, 1, False, False, False, False, False)
     numbers = kernels.tail_numbers(8, 1.0, -math.inf)
     fields = np.array([4000, 32, 0, 0, 0, numbers.ctypes.data], np.int64)
     assert kernel is not None

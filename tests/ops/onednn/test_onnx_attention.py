@@ -156,7 +156,7 @@ def test_a_window_that_leaves_a_query_no_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "arguments"), [(1, {"softcap": 1.5}), (4, {}), (4, {"products": 3}), (1, {"keys": 7})]
+    ("outputs", "arguments"), [(4, {"softcap": 1.5}), (4, {}), (4, {"products": 3}), (1, {"keys": 7})]
 )
 def test_what_kernels_do_not_compute_the_default_engine_does(outputs: int, arguments: dict[str, Any]) -> None:
     q, k, v = drawn()
