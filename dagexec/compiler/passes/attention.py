@@ -182,6 +182,14 @@ class _Candidate:
             return False
         return self._shapes(name) == self._shapes(other)
 
+    def _is_spread(self, name: str, other: str) -> bool:
+        """True for scores that are of the type of `other`, but that these of one example may be for a batch there."""
+        types = self._types
+        if name not in types or other not in types or types[name].meta is not types[other].meta:
+            return False
+        pairs = zip(self._shapes(name), self._shapes(other), strict=True)
+        return all(own[1:] == wide[1:] and own[:1] in (wide[:1], (1,)) for own, wide in pairs)
+
     def _broadcasts(self, name: str, other: str) -> bool:
         """True for a blob that stretches to the type of `other`."""
         if name not in self._types:
@@ -200,7 +208,7 @@ class _Candidate:
         found, weights = _Scores(), draft[self._softmax].output[0]
         while True:
             number = draft.producer(name)
-            if number is None or not self._is_like(name, weights) or draft.only_reader(name) is None:
+            if number is None or not self._is_spread(name, weights) or draft.only_reader(name) is None:
                 return None
             if draft[number].type == _PRODUCT:
                 found.product = number
@@ -222,7 +230,7 @@ class _Candidate:
             found.softcap = found.scale  # a tanh(b s) is c tanh(scale s / c) for c = a and scale = a b
             return definition.input[0]
         result = definition.output[0]
-        own = [name for name in definition.input if self._is_like(name, result) and _up_to_product(draft, name)]
+        own = [name for name in definition.input if self._is_spread(name, result) and _up_to_product(draft, name)]
         if len(own) != 1 or found.scale != 1 or found.softcap or found.mask:
             return None  # a factor or a mask behind what is found already
         others = [name for name in definition.input if name != own[0]]

@@ -152,6 +152,24 @@ def test_a_cap_is_the_factor_behind_the_tangent() -> None:
     assert arguments.float("scale", 1.0) == pytest.approx(WIDTH**-0.25)
 
 
+@pytest.mark.parametrize(("batch", "rows"), [(1, 1), (1, 3), (3, 1), (3, 3)])
+def test_a_bias_may_be_for_a_batch_of_which_the_scores_are_one_example(batch: int, rows: int) -> None:
+    operators = [
+        *KEYS_TURNED,
+        PRODUCT,
+        op("Scale", ["p"], ["p2"], scale=0.5),
+        op("Add", ["p2", "bias"], ["s"]),
+        SOFTMAX,
+    ]
+    model = model_of([*operators, *END], inputs={**FIVE, "bias": (None, 1, 5, 5)})
+    made = PASS.apply(model).model
+    assert "FusedAttention" in {one.type for one in made.net.op}
+    feeds = {name: normal(batch, 5, MERGED) for name in "qkv"} | {"bias": normal(rows, 1, 5, 5)}
+    expected = outputs_of(model, feeds)["y"]
+    assert expected.shape[0] == max(batch, rows)
+    np.testing.assert_allclose(outputs_of(made, feeds)["y"], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_keys_turned_as_three_axes_are_followed() -> None:
     """PyTorch's exporter by torch.export writes K^T as Reshape, Transpose, Reshape."""
     operators = [
