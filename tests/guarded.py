@@ -28,6 +28,7 @@ from dagexec.core.tensor import Storage, array_on
 from dagexec.devices import host
 from dagexec.executor.requests import blocked_run
 from dagexec.ops.engines.onednn import descriptors, packing
+from dagexec.platform.weight_memory import Pieces
 from dagexec.scheduler.memory import arena_memory
 from dagexec.scheduler.memory.arena import Arena
 from dagexec.scheduler.memory.plan import MemoryPlan, Placed
@@ -99,7 +100,7 @@ def guarded_memory(guards: Guards) -> Iterator[None]:
     def allocated(nbytes: int, _what: str) -> Array:
         return guards.memory(nbytes)
 
-    def taken(_pieces: packing.Pieces, nbytes: int) -> Array:
+    def taken(_pieces: Pieces, nbytes: int, _what: str = "") -> Array:
         return guards.memory(nbytes)
 
     def worked_in(arena: Arena, operator: int, nbytes: int) -> Array:
@@ -114,11 +115,11 @@ def guarded_memory(guards: Guards) -> Iterator[None]:
         for module, name, replacement in (
             (host, "aligned_bytes", allocated),
             (descriptors, "aligned_bytes", allocated),
-            (packed_copy, "unshared_bytes", allocated),
+            (packed_copy, "aligned_bytes", allocated),
             (packing, "unshared_bytes", allocated),
             (tensor, "reserve", _no_addresses),
             (arena_memory, "reserve", _no_addresses),
-            (packing.Pieces, "take", taken),
+            (Pieces, "take", taken),
             (Arena, "working_memory", worked_in),
             (MemoryPlan, "storage", _storage_apart(guards)),
             (MemoryPlan, "passing", _no_addresses_of),

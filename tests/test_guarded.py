@@ -17,7 +17,7 @@ from dagexec import InputInfo, Model, NetDef
 from dagexec.core import dtypes, registry
 from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.schema import OpSchema
-from dagexec.ops.engines.onednn.packing import packed_memory
+from dagexec.platform.weight_memory import weight_memory
 from dagexec.scheduler.plan.bindings import MIN_BYTES_BOUND
 from tests.forked import end_of
 from tests.fuzz.case import Cases
@@ -71,7 +71,7 @@ def touching(op_type: str, kind: str, is_beside: bool) -> Model:
             x, y = [self.x(0)], [self.y(0)]
             own = {"input": x[0], "between": x[0], "result": y[0], "parameter": self.x(1)}
             own["working"], own["scratch"] = self.working_memory(100), self.scratch((100,), np.uint8)
-            own["packed"] = packed_memory.take(100)
+            own["packed"] = weight_memory.take(100)
             is_first = self.definition.output[0] == "h"
             is_looking = is_first == (kind in ("input", "fed"))
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagexec.core.constant import MIN_BYTES
 from dagexec.core.device import CPU
 from dagexec.core.dtypes import STRING, from_numpy
 from dagexec.core.model import Model
@@ -71,6 +72,17 @@ def uses_shared_buffer(net: NetDef | Program) -> bool:
     return shared_buffer_forced() or any(one.values.get("shared_buffer") for one in program_of(net).op)
 
 
+_MOST_INDICES = 1 << 17
+"""Of a byte each: there are no more of them in weights that are small."""
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """True for a large constant of floats, or of so many numbers of a byte, which kernels may read packed."""
+    kind = tensor.meta.numpy
+    is_packable = kind.kind not in "iubO" or (kind.itemsize == 1 and tensor.nbytes > _MOST_INDICES)
+    return is_packable and tensor.constant is not None and tensor.nbytes >= MIN_BYTES
+
+
 class Parameters(Mapping[str, Array]):
     """The parameters of a model as a workspace has them; one that is there packed is made anew when it is asked for."""
 
@@ -86,13 +98,16 @@ class Parameters(Mapping[str, Array]):
         return {name: array for name, array in arrays.items() if array is not None}
 
     def outlines(self) -> dict[str, Array]:
-        """All of them; those that are in memory in another form only have their shapes and types, and zeros."""
-        found: dict[str, Array] = {}
+        """All of them; those that may be in memory in another form, now or later, only have shapes, types and zeros.
+
+        Whoever keeps them keeps no weights in memory. Indices, and small arrays that shapes may follow from, are whole.
+        """
+        outlines: dict[str, Array] = {}
         for name in self._names:
             tensor = self._workspace.get_blob(name).get(Tensor)
-            array = tensor.current_array()
-            found[name] = np.broadcast_to(np.zeros((), tensor.meta.numpy), tensor.shape) if array is None else array
-        return found
+            array = None if _is_weight(tensor) else tensor.current_array()
+            outlines[name] = np.broadcast_to(np.zeros((), tensor.meta.numpy), tensor.shape) if array is None else array
+        return outlines
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._names:

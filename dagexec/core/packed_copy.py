@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.platform.host_memory import unshared_bytes
+from dagexec.core.constant import MIN_BYTES
+from dagexec.platform.host_memory import aligned_bytes
+from dagexec.platform.weight_memory import weight_memory
 
 Array = npt.NDArray[Any]
 
@@ -21,7 +23,8 @@ def packed_copy(array: Array, what: str) -> Array:
 
     Raises ResourceError, saying `what` it is, when memory does not suffice. `array` has no objects.
     """
-    memory = unshared_bytes(array.nbytes, what)
+    take = aligned_bytes if array.nbytes < MIN_BYTES else weight_memory.take
+    memory = take(array.nbytes, what)
     copy: Array = memory[: math.prod(array.shape) * array.itemsize].view(array.dtype).reshape(array.shape)
     copy_transposed(copy, array)
     return copy

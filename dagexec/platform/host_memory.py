@@ -285,6 +285,13 @@ def decommit(owner: Array, nbytes: int) -> None:
         _committed_memory.remove(owner)
 
 
+def give_back_pages(address: int, nbytes: int) -> None:
+    """Give the whole pages within these bytes back to the system. They are zeros when touched next."""
+    first, last = -(-address // mmap.PAGESIZE), (address + nbytes) // mmap.PAGESIZE
+    if _madvise is not None and first < last:
+        _madvise(first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE, mmap.MADV_DONTNEED)
+
+
 def give_back_free_memory(about: int) -> bool:
     """Have the C library give memory that is free back to the system, which it keeps between what is in use.
 

@@ -35,6 +35,7 @@ from dagexec.platform.host_memory import give_back_free_memory
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import acquire, threads
+from dagexec.platform.weight_memory import weight_memory
 from dagexec.scheduler.memory import ArenaMemory
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
 from dagexec.scheduler.observe.observers import Observer, together
@@ -471,14 +472,15 @@ class BaseNet(ABC, Closing):
         weights were packed for the first shapes is given back.
         """
         replaced, is_first = self.arena_memory.replaced, self._current is None
-        preparation = self._attempted_preparation()
-        constant_bytes = 0
-        for blob in self._inputs:
-            if isinstance(blob.value, Tensor) and blob.value.constant is not None:
-                constant_bytes += blob.value.nbytes
-                blob.value.let_go()
+        values = [blob.value for blob in self._inputs]
+        constants = [value for value in values if isinstance(value, Tensor) and value.constant is not None]
+        packed_now = (tensor.current_array() for tensor in constants if is_first and tensor.device == CPU)
+        with weight_memory.recycling(array for array in packed_now if array is not None):
+            preparation = self._attempted_preparation()
+        for tensor in constants:
+            tensor.let_go()
         if is_first:
-            give_back_free_memory(constant_bytes)
+            give_back_free_memory(sum(tensor.nbytes for tensor in constants))
         if self.arena_memory.replaced != replaced:
             self._forget_preparations()
         return preparation

@@ -18,6 +18,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.executor.executor import Executor
 from dagexec.ops.engines.onednn import panel_product
 from dagexec.ops.engines.onednn.panel_product import pack_panels
+from tests.executor import decoders
 from tests.ops.onednn.engine import needs_onednn
 
 pytestmark = needs_onednn
@@ -168,3 +169,21 @@ def test_a_child_prepares_with_weights_that_went_in_the_parent(path: Callable[..
             except BaseException:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_sessions_and_the_nets_of_their_steps_keep_no_weights_beside_the_packed_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoders, "WIDTH", 256)
+    monkeypatch.setattr(decoders, "ELEMENTS", 64)
+    with dagexec.compile(decoders.decoder()) as executor:
+        session = executor.session()
+        for count in (12, 1, 1):
+            session.run({"ids": np.ones((1, count), np.int64)})
+        parameters = executor._replicas.parameters
+        tensors = [parameters.get_blob(name).get(Tensor) for name in executor.model.parameters]
+        packed = [tensor for tensor in tensors if tensor.constant is not None and tensor.constant.forms()]
+        large = [tensor for tensor in packed if tensor.nbytes >= MIN_BYTES]
+        assert len(large) == 2 * 6
+        assert all(tensor.is_elsewhere for tensor in large)
+        assert all(len(tensor.constant.forms()) == 1 for tensor in large if tensor.constant is not None)

@@ -28,10 +28,10 @@ from dagexec.core.tensor import Tensor
 from dagexec.errors import ClosedError, DagexecError, QueueClosedError
 from dagexec.executor.executor import Executor
 from dagexec.ops.engines.onednn.binding import library
-from dagexec.ops.engines.onednn.packing import packed_memory
 from dagexec.ops.families.storage.tensor_input import _Prefetch
 from dagexec.platform import forking
 from dagexec.platform.cached import cached_property
+from dagexec.platform.weight_memory import weight_memory
 from dagexec.storage.reader import DBReader
 from dagexec.training.data import BatchLoader
 from dagexec.training.data_parallel.solver_thread import SolverThread
@@ -355,7 +355,7 @@ def test_locks_that_another_thread_holds_are_free_in_the_child(executor: Executo
     weights = executor.net().workspace.get_blob("w").get(Tensor)
     assert weights.constant is not None
     held = (
-        choices.choices._lock.own, choices._turn, choices._lock.own, packed_memory._lock.own,
+        choices.choices._lock.own, choices._turn, choices._lock.own, weight_memory._lock.own,
         weights.constant._lock.own, executor.net().workspace._lock.own, executor._pool.lock,
     )  # fmt: skip
 

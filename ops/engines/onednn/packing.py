@@ -1,12 +1,7 @@
-"""Packed weights: how a constant comes to be in another form, and memory for it in pieces that huge pages can map.
-
-NumPy asks for huge pages from 4 MiB on. With pages of 4 KiB a network's weights take thousands of entries of the
-processor's address tables, more than it keeps.
-"""
+"""Packed weights: how a constant comes to be in another form, and back."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Hashable
 
 import numpy as np
@@ -14,43 +9,11 @@ import numpy as np
 from dagexec.core.constant import Constant
 from dagexec.core.device import CPU
 from dagexec.core.tensor import Tensor
-from dagexec.ops.engines.onednn.descriptors import Array, Descriptor, aligned_empty
+from dagexec.ops.engines.onednn.descriptors import Array, Descriptor
 from dagexec.platform.addresses import address_of
-from dagexec.platform.forking import ProcessLock
 from dagexec.platform.host_memory import unshared_bytes
 from dagexec.platform.records import dataclass
-
-PIECE = 16 << 20
-"""Bytes of a piece. It is freed with the last of the arrays in it."""
-
-_LINE = 64
-
-
-class Pieces:
-    """Gives parts of pieces; threads may ask at once."""
-
-    def __init__(self, nbytes: int = PIECE) -> None:
-        self._lock = ProcessLock()
-        self._nbytes = nbytes
-        self._base: weakref.ref[Array] | None = None
-        self._start = 0
-
-    def take(self, nbytes: int) -> Array:
-        """`nbytes` bytes on a cache line. More than half a piece is an allocation of its own."""
-        if nbytes > self._nbytes // 2:
-            return aligned_empty(nbytes)
-        with self._lock.own:
-            base = None if self._base is None else self._base()
-            if base is None or self._start + nbytes > len(base):
-                base = np.empty(self._nbytes + _LINE, np.uint8)
-                self._base, self._start = weakref.ref(base), -address_of(base) % _LINE
-            part: Array = base[self._start : self._start + nbytes]
-            self._start += -(-max(1, nbytes) // _LINE) * _LINE
-            return part
-
-
-packed_memory = Pieces()
-"""Where all operators of the process put their packed weights."""
+from dagexec.platform.weight_memory import weight_memory
 
 
 @dataclass(frozen=True)
@@ -82,7 +45,7 @@ def packed_form(constant: Constant, form: Hashable, making: Making) -> Array:
 
 
 def _made(making: Making) -> Array:
-    array = packed_memory.take(making.nbytes)
+    array = weight_memory.take(making.nbytes)
     making.fill(array)
     return array
 

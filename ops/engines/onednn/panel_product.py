@@ -25,6 +25,8 @@ from dagexec.core.tensor import Tensor
 from dagexec.ops.engines.onednn.binding import Library
 from dagexec.ops.engines.onednn.descriptors import Array
 from dagexec.ops.engines.onednn.packing import Making, offer_unpacking, packed_form
+from dagexec.ops.kernels.copies import copy_step
+from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.sharing import pieces_of_weights
@@ -47,6 +49,9 @@ they are, the less often W is read: of 197 x 768 by 768 x 3072, 512 KiB run at 1
 
 _AT_ONCE = 16
 """Columns that are packed at a time: as many lines of W stay in the first cache until all of each has been read."""
+
+_LARGE = 2 << 20
+"""Bytes of weights that kernels pack in half the time that NumPy takes; for fewer the calls have to be made first."""
 
 _Calls = npt.NDArray[np.int64]
 
@@ -86,22 +91,41 @@ def panels_of(
 
 def pack_panels(weights: Array, lanes: int, packed: Array) -> None:
     """Set `packed`, as many bytes, to weights [units, inner] as panels, one after another."""
-    units, inner = weights.shape
-    packed = packed.view(np.float32)
-    for first, last, columns in _widths(units, lanes):
-        panels = packed[first * inner : last * inner].reshape(-1, inner, columns)
-        rows = weights[first:last].reshape(-1, columns, inner)
-        for column in range(0, columns, _AT_ONCE):
+    pairs = [(rows.transpose(0, 2, 1), panels) for rows, panels in _rows_and_panels(weights, packed, lanes)]
+    if _copied_by_kernels(pairs, lanes):
+        return
+    for rows, panels in pairs:
+        for column in range(0, panels.shape[2], _AT_ONCE):
             part = slice(column, column + _AT_ONCE)
-            np.copyto(panels[:, :, part], rows[:, part].transpose(0, 2, 1))
+            np.copyto(panels[:, :, part], rows[:, :, part])
 
 
 def out_of_panels(packed: Array, lanes: int, weights: Array) -> None:
     """Write to `weights` [units, inner] what `pack_panels` packed."""
+    pairs = [(panels.transpose(0, 2, 1), rows) for rows, panels in _rows_and_panels(weights, packed, lanes)]
+    if _copied_by_kernels(pairs, lanes):
+        return
+    for panels, rows in pairs:
+        for panel, units in zip(panels, rows, strict=True):
+            units[...] = panel
+
+
+def _copied_by_kernels(pairs: Sequence[tuple[Array, Array]], lanes: int) -> bool:
+    """True where the first of each of these pairs of large arrays has been copied to the second."""
+    if sum(target.nbytes for _, target in pairs) < _LARGE:
+        return False
+    step = copy_step(Machine(lanes), pairs, "weights")
+    if step is not None:
+        step()
+    return step is not None
+
+
+def _rows_and_panels(weights: Array, packed: Array, lanes: int) -> Iterator[tuple[Array, Array]]:
+    """By width of panels, the weights [panels, columns, inner] that are in them, and these [panels, inner, columns]."""
+    packed, inner = packed.view(np.float32), weights.shape[1]
     for first, last, columns in _widths(len(weights), lanes):
-        panels = packed[first * weights.shape[1] : last * weights.shape[1]].reshape(-1, weights.shape[1], columns)
-        for number, panel in enumerate(panels):
-            weights[first + number * columns : first + (number + 1) * columns] = panel.T
+        panels = packed[first * inner : last * inner].reshape(-1, inner, columns)
+        yield weights[first:last].reshape(-1, columns, inner), panels
 
 
 def _widths(units: int, lanes: int) -> Iterator[tuple[int, int, int]]:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import gc
-import threading
 import weakref
 from collections.abc import Hashable, Mapping
 
@@ -15,66 +13,11 @@ from dagexec.ops.engines.onednn import packing
 from dagexec.ops.engines.onednn.binding import library
 from dagexec.ops.engines.onednn.descriptors import Descriptor, aligned_empty
 from dagexec.ops.engines.onednn.operator import reorder
-from dagexec.ops.engines.onednn.packing import Making, Pieces
+from dagexec.ops.engines.onednn.packing import Making
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.onednn.engine import needs_onednn, normal
 from tests.ops.running import Array, operator_def, run_net
-
-
-def test_small_arrays_share_a_piece_and_do_not_overlap() -> None:
-    pieces = Pieces(4096)
-    arrays = [pieces.take(nbytes) for nbytes in (100, 1, 0, 64, 65, 1000)]
-    for number, array in enumerate(arrays):
-        assert array.ctypes.data % 64 == 0 or not array.size
-        array[...] = number
-    assert [set(array.tolist()) for array in arrays] == [{0}, {1}, set(), {3}, {4}, {5}]
-    assert len({id(array.base) for array in arrays}) == 1
-
-
-@pytest.mark.parametrize("nbytes", [2049, 5000])
-def test_a_large_array_is_by_itself(nbytes: int) -> None:
-    pieces = Pieces(4096)
-    small, large = pieces.take(10), pieces.take(nbytes)
-    assert large.base is not small.base
-    assert len(large) == nbytes
-    assert large.ctypes.data % 64 == 0
-
-
-def test_a_full_piece_is_followed_by_another() -> None:
-    pieces = Pieces(4096)
-    arrays = [pieces.take(1500) for _ in range(3)]
-    assert len({id(array.base) for array in arrays}) == 2
-
-
-@pytest.mark.slow
-def test_a_piece_is_freed_with_the_last_of_its_arrays() -> None:
-    pieces = Pieces(4096)
-    first, second = pieces.take(10), pieces.take(10)
-    base = weakref.ref(first.base)
-    del first
-    gc.collect()
-    assert base() is not None
-    del second
-    gc.collect()
-    assert base() is None
-    assert len(pieces.take(10)) == 10
-
-
-def test_threads_get_memory_of_their_own() -> None:
-    pieces = Pieces(1 << 16)
-    found: list[np.ndarray] = []
-
-    def take() -> None:
-        found.extend(pieces.take(100) for _ in range(50))
-
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len({array.ctypes.data for array in found}) == 200
-
 
 WEIGHTS = {
     "w": normal(1, 32, 3, 3, 16),
