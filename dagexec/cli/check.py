@@ -106,27 +106,28 @@ def check_command(
         proof_seconds = time.perf_counter() - start
         spaces = list(search_runs(net, num_workers or available_cores(), seconds=seconds)) if exhaustive else []
         plan = build_plan(net.graph, [0.0] * len(net.graph)) if by_name else net.plan
-        start, step = time.perf_counter(), None
+        start, purpose, other = time.perf_counter(), "", None
         if not by_name:
-            with executor.step_net(random_feeds(loaded, shapes)) as step_net:
+            with executor.net_instead(random_feeds(loaded, shapes)) as instead:
                 start = time.perf_counter()
-                step = None if step_net is None else check_net(step_net, streams)
-        step_seconds = time.perf_counter() - start
+                if instead is not None:
+                    purpose, other = instead[0], check_net(instead[1], streams)
+        other_seconds = time.perf_counter() - start
     if as_json:
         setting = {"model": loaded.name, "net_type": net_type, "device": device, "streams": streams}
-        of_step = None if step is None else _as_dict(step, step_seconds, [])
-        print_json(setting | {"by_name": by_name} | _as_dict(proof, proof_seconds, spaces) | {"step": of_step})
+        of_other = None if other is None else {"for": purpose} | _as_dict(other, other_seconds, [])
+        print_json(setting | {"by_name": by_name} | _as_dict(proof, proof_seconds, spaces) | {"instead": of_other})
     else:
         _print(f"{loaded.name}: {net_type} on {device}", proof, proof_seconds, by_name)
         for space in spaces:
             _print_space(space)
-        if step is not None:
-            _print(f"{loaded.name}: a step", step, step_seconds, by_name=False)
+        if other is not None:
+            _print(f"{loaded.name}: {purpose}", other, other_seconds, by_name=False)
     if report is not None:
         section = GraphSection(plan, missing=missing_edges(proof, plan.graph))
         lines = (f"{net_type} on {device}: {proof.operators} operators in {proof.chains} chains",)
         write_report(Report(loaded.name, lines, [HazardsSection(proof, plan.graph), section]), report)
-    if not all(each.holds for each in (proof, step) if each is not None) or any(
+    if not all(each.holds for each in (proof, other) if each is not None) or any(
         space.found.fault is not None for space in spaces
     ):
         raise typer.Exit(_NOT_PROVEN)

@@ -63,6 +63,7 @@ if not TYPE_CHECKING:
     batch_axes = LazyModule("dagexec.executor.batching.axes")
     fed = LazyModule("dagexec.executor.sessions.fed")
     joining = LazyModule("dagexec.executor.batching.joining")
+    lengths = LazyModule("dagexec.executor.lengths")
     memory = LazyModule("dagexec.executor.sessions.memory")
     metrics = LazyModule("dagexec.executor.telemetry.metrics")
     pictures = LazyModule("dagexec.core.drawing.pictures")
@@ -73,11 +74,12 @@ if not TYPE_CHECKING:
     warm_up = LazyModule("dagexec.executor.warm_up")
 else:
     from dagexec.core.drawing import pictures
-    from dagexec.executor import warm_up
+    from dagexec.executor import lengths, warm_up
     from dagexec.executor.batching import axes as batch_axes
     from dagexec.executor.batching import joining
     from dagexec.executor.batching.axes import BatchAxes
     from dagexec.executor.batching.joining import Batching
+    from dagexec.executor.lengths import LengthRun, LengthRuns
     from dagexec.executor.sessions import fed, memory, session, steps
     from dagexec.executor.sessions.fed import FedStep, FedSteps
     from dagexec.executor.sessions.memory import SessionMemory
@@ -85,6 +87,8 @@ else:
     from dagexec.executor.sessions.steps import StepNets
     from dagexec.executor.telemetry import metrics, spans
     from dagexec.plans import plan
+
+_ANY_LENGTH = "any length"
 
 
 class Executor(ModelRunner):
@@ -219,6 +223,10 @@ class Executor(ModelRunner):
             step = None if arrays is None else self._fed_steps.find(arrays, call)
             if step is not None:
                 return step.results(step.net.executor._run(step.fed, step.call))
+        if self._lengths is not None:
+            compute = lambda run: run.kind.executor._run(run.fed, run.call)  # noqa: E731
+            if (outputs := self._lengths.run(feeds, call, compute)) is not None:
+                return outputs
         given = feeds
         names: Sequence[str] = self.model.outputs
         if given.__class__ is not dict or call.outputs is not None or call.out is not None:
@@ -245,6 +253,10 @@ class Executor(ModelRunner):
             step = find() if is_known else await on_a_thread(f"dagexec-{self.model.name}-steps", find)
             if step is not None:
                 return step.results(await step.net.executor._run_async(step.fed, step.call))
+        if self._lengths is not None:
+            compute = lambda run: run.kind.executor._run_async(run.fed, run.call)  # noqa: E731
+            if (outputs := await self._lengths.run_async(feeds, call, compute)) is not None:
+                return outputs
         given = feeds
         names: Sequence[str] = self.model.outputs
         if given.__class__ is not dict or call.outputs is not None or call.out is not None:
@@ -269,8 +281,8 @@ class Executor(ModelRunner):
 
         Later runs then find prepared steps, touched memory, and everything derived from parameters. Axes of unspecified
         size have size 1 in the zeros; give `feeds` for other sizes. A net that updates its own parameters is prepared
-        but not run. Busy replicas are warmed up when they are free. Where `feeds` has caches such that a run is a step
-        of a decoder, so are those of that step, which sessions have in common.
+        but not run. Busy replicas are warmed up when they are free. Where such runs are on another net, for any
+        length or a step of a decoder, which sessions have in common, so is that.
 
         Raises FeedError (also if the model does not specify the shape of an input), OperatorError, ClosedError.
         """
@@ -288,25 +300,33 @@ class Executor(ModelRunner):
         return session.Session(self, self._types_as_given(), self._steps, self._session_memory, states)
 
     @contextmanager
-    def step_net(self, feeds: Mapping[str, Array]) -> Iterator[BaseNet | None]:
-        """The net of a step, prepared for inspection, where a run with these feeds is one; else None."""
-        found = self._step_of(feeds)
-        if found is None:
+    def net_instead(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, BaseNet] | None]:
+        """The net, prepared for inspection, that a run with these feeds is on in place of `net()`, and what it is for.
+
+        That is a step of a decoder, or any length of inputs. None where there is none.
+        """
+        instead = self._instead(feeds)
+        if instead is None:
             yield None
             return
-        executor, step = found
+        purpose, executor, run = instead
         net = executor.net()
-        for name, array in step.fed.items():
+        for name, array in run.fed.items():
             net.workspace.feed_blob(name, array)
         net.prepared()
-        yield net
+        yield purpose, net
 
-    def _step_of(self, feeds: Feeds) -> tuple[Executor, FedStep] | None:
-        """What a run with these feeds is in place of one of the model, and who runs it; None where it is no step."""
+    def _instead(self, feeds: Feeds) -> tuple[str, Executor, FedStep | LengthRun] | None:
+        """What computes a run with these feeds in place of the model: what that is for, and who runs it."""
         steps = self._fed_steps
         arrays = None if steps is None else steps.arrays(feeds)
         step = None if steps is None or arrays is None else steps.find(arrays, PLAIN)
-        return None if step is None else next((one, step) for one in self._stepping if one is step.net.executor)
+        if step is not None:
+            return next((("a step", one, step) for one in self._stepping if one is step.net.executor), None)
+        run = None if self._lengths is None else self._lengths.find(feeds, PLAIN)
+        if run is None:
+            return None
+        return next(((_ANY_LENGTH, one, run) for one in self._stepping if one is run.kind.executor), None)
 
     @cached_property
     def _fed_steps(self) -> FedSteps | None:
@@ -319,6 +339,14 @@ class Executor(ModelRunner):
         """The nets of its sessions' steps."""
         model = self.model.changed(parameters=self._parameters.outlines())
         return steps.StepNets(model, self._beside, self._retire, joins=self._batching is not None)
+
+    @cached_property
+    def _lengths(self) -> LengthRuns | None:
+        """Runs of inputs whose lengths vary; None for a model that has none, or whose requests are joined."""
+        if self._batching is not None or not any(None in (info.shape or ())[1:] for info in self.inputs.values()):
+            return None
+        model = self.model.changed(parameters=self._parameters.outlines())
+        return lengths.LengthRuns.of(self, model, partial(self._beside, joins=False))
 
     @cached_property
     def _session_memory(self) -> SessionMemory:
@@ -488,6 +516,7 @@ class Executor(ModelRunner):
         old, finalizer = self._replicas, self._finalizer
         self.__dict__.pop("_steps", None)
         self.__dict__.pop("_fed_steps", None)
+        self.__dict__.pop("_lengths", None)
         self.__dict__.pop("_session_memory", None)
         self._stepping, self._retired = [], None
         self._open(old.parameters, new_place(self.model, self._options))  # the threads that it had are the parent's
@@ -582,12 +611,12 @@ class Executor(ModelRunner):
         checked: Mapping[str, Array] = check_feeds(self.model, feeds, self._interface.needed)
         if self._batching is not None:
             checked = self._batching.padded(checked)
-        for replica in self._replicas.members:
+        instead = self._instead(feeds)
+        for replica in () if instead is not None and instead[0] == _ANY_LENGTH else self._replicas.members:
             check_stop()
             self._warm(replica, checked)
-        step = self._step_of(feeds)
-        if step is not None:
-            executor, run = step
+        if instead is not None:
+            _, executor, run = instead
             executor._warm_up(run.fed)
 
     def _warm(self, replica: Replica, feeds: Mapping[str, Array]) -> None:

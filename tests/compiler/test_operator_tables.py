@@ -16,6 +16,9 @@ COMPILER = Path(dagexec.__file__).parent / "compiler"
 PATTERNS = {
     "passes/activation_patterns.py": "what a pattern is made of and what it becomes",
     "passes/attention.py": "how attention is spelled, factors, sums and choices in between",
+    "length_rules.py": "how positions are passed on where rows are not",
+    "lengths.py": "what leaves numbers as they are",
+    "positions.py": "of which operators numbers of positions are linear",
     "length_contents.py": "of which operators sums of the length are sums",
     "stepping.py": "what makes tensors as large as it is told",
     "passes/axes.py": "what moves or repeats elements without being a view",

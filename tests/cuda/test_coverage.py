@@ -91,6 +91,7 @@ HOST = {
     "LinearClassifier": TABLES,
     "LinearRegressor": TABLES,
     "Normalizer": TABLES,
+    "OpenLength": "only executors on the host have lengths that vary",
     **dict.fromkeys(("OpenCaches", "CachedAttention", "CloseCaches"), "caches of sessions are memory of the host"),
     "EmbeddingBag": "passes make it for the host alone, of a Loop",
     "PaddedRows": "passes make it for the host alone, of what a run picks",

@@ -8,11 +8,10 @@ softmax, with heads moved in between, 970.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate, product
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -46,8 +45,15 @@ _BLOCKS = 4  # of rows of queries, at least, for which the keys of a head are tr
 _LINE = 16  # elements of a cache line
 _SAME_PLACE = 256  # elements: rows a multiple of this apart contend for few places of the first cache
 
+_MOST_CALLS = 17
+"""For some rows of a head: of keys in two parts by two, two products of rows in two parts by panels of three kinds, and
+a softmax."""
+
 _APART = 1 << 44
 """Bytes from the beginning of one array to that of the next, where calls are written for arrays that are not there."""
+
+_MEMORY = 7
+"""The number of the first array of a piece, behind Q, K, V, Y, mask and bias."""
 
 _ARGUMENTS = slice(1, 4)  # columns of a call that are addresses in arrays
 
@@ -65,33 +71,45 @@ class FusedAttention(OneDNNOperator, fused.FusedAttention):
         sizes = read_fused_attention(self.call())
         q, k, v = (sizes.by_head(self.x(index), index) for index in range(3))
         y = self.y(0).transpose(sizes.y_by_head)
-        _require_kernels(self, (q, k, v), y, sizes.keys)
+        require_kernels(self, (q, k, v), y, sizes.keys)
         self.answer(lambda: True)
-        before, arguments = list[Step](), self.arguments
-        mask = self._laid_out(sizes, sizes.mask, np.int32, before, arguments.bool("shown", True))
-        bias = self._laid_out(sizes, sizes.bias, np.float32, before)
-        scale, softcap = arguments.float("scale", 1.0), arguments.float("softcap", 0.0)
-        how = _How(scale, arguments.float("hidden", -math.inf), arguments.bool("nan_to_zero"), softcap)
-        scores = _Scores(how, mask, bias)
-        return in_sequence([*before, _computing(self, (q, k, v), y, scores)])
+        before = list[Step]()
+        scores = scores_of(self, sizes, before)
+        return in_sequence([*before, computing(self, (q, k, v), y, scores)])
 
-    def _laid_out(
-        self, sizes: FusedSizes, index: int | None, dtype: type, before: list[Step], shown: bool | None = None
-    ) -> Array | None:
-        """An input that broadcasts to the scores, with the keys next to each other; what is `shown` as all bits.
 
-        Steps that lay it out go to `before`.
-        """
-        if index is None:
-            return None
-        array = self.x(index)
-        if dtype is not np.float32 or array.dtype != np.float32 or array.ndim == 0 or array.shape[-1] == 1:
-            shape = (*array.shape[:-1], sizes.keys)
-            laid = self.working_memory(math.prod(shape) * _FLOAT).view(dtype).reshape(shape)
-            show = partial(np.copyto, laid, array, casting="unsafe")
-            before.append(show if shown is None else partial(shown_bits, array, shown, laid))
-            array = laid
-        return np.broadcast_to(array, sizes.scores)
+def scores_of(owner: OneDNNOperator, sizes: FusedSizes, before: list[Step]) -> Scores:
+    """What is done with the scores of a FusedAttention; steps that lay out mask and bias go to `before`."""
+    arguments = owner.arguments
+    mask = _laid_out(owner, sizes, sizes.mask, np.int32, before, arguments.bool("shown", True))
+    bias = _laid_out(owner, sizes, sizes.bias, np.float32, before)
+    scale, softcap = arguments.float("scale", 1.0), arguments.float("softcap", 0.0)
+    how = How(scale, arguments.float("hidden", -math.inf), arguments.bool("nan_to_zero"), softcap)
+    return Scores(how, mask, bias)
+
+
+def _laid_out(
+    owner: OneDNNOperator,
+    sizes: FusedSizes,
+    index: int | None,
+    dtype: type,
+    before: list[Step],
+    shown: bool | None = None,
+) -> Array | None:
+    """An input that broadcasts to the scores, with the keys next to each other; what is `shown` as all bits.
+
+    Steps that lay it out go to `before`.
+    """
+    if index is None:
+        return None
+    array = owner.x(index)
+    if dtype is not np.float32 or array.dtype != np.float32 or array.ndim == 0 or array.shape[-1] == 1:
+        shape = (*array.shape[:-1], sizes.keys)
+        laid = owner.working_memory(math.prod(shape) * _FLOAT).view(dtype).reshape(shape)
+        show = partial(np.copyto, laid, array, casting="unsafe")
+        before.append(show if shown is None else partial(shown_bits, array, shown, laid))
+        array = laid
+    return np.broadcast_to(array, sizes.scores)
 
 
 @operator(attention.Attention.schema, engine="ONEDNN")
@@ -107,14 +125,14 @@ class Attention(OneDNNOperator, attention.Attention):
         q, y = (sizes.by_head(array, sizes.heads) for array in (self.x(0), self.y(0)))
         new = [sizes.by_head(self.x(1 + place), sizes.key_heads) for place in (0, 1)]
         past = [] if sizes.cache is None else [self.x(sizes.cache + place) for place in (0, 1)]
-        _require_kernels(self, (q, *new, *past), y, sizes.keys)
+        require_kernels(self, (q, *new, *past), y, sizes.keys)
         self.answer(lambda: True)
         before = list[Step]()
         k, v = (self._with_past(place, new[place], past[place] if past else None, before) for place in (0, 1))
         bias, after = self._bias(sizes, y, before)
         scale = call.arguments.float("scale", 1 / math.sqrt(sizes.width))
-        how = _How(scale, softcap=call.arguments.float("softcap", 0.0))
-        return in_sequence([*before, _computing(self, (q, k, v), y, _Scores(how, bias=bias)), *after])
+        how = How(scale, softcap=call.arguments.float("softcap", 0.0))
+        return in_sequence([*before, computing(self, (q, k, v), y, Scores(how, bias=bias)), *after])
 
     def _with_past(self, place: int, new: Array, past: Array | None, before: list[Step]) -> Array:
         """Keys (place 0) or values (1) by head, which are put behind those of the cache, and into the output."""
@@ -151,7 +169,7 @@ class Attention(OneDNNOperator, attention.Attention):
         return np.broadcast_to(laid, scores), [lambda: np.copyto(y, 0, where=attention.sees_nothing(laid))]
 
 
-def _require_kernels(owner: OneDNNOperator, operands: Sequence[Array], y: Array, keys: int) -> None:
+def require_kernels(owner: OneDNNOperator, operands: Sequence[Array], y: Array, keys: int) -> None:
     """Raises UnsupportedFeatureError for arrays, by head, that they do not compute."""
     if not owner.onednn.machine.can_run or any(array.dtype != np.float32 for array in (*operands, y)):
         raise UnsupportedFeatureError(f"{owner.label}: there are kernels for float32 with AVX2")
@@ -159,29 +177,32 @@ def _require_kernels(owner: OneDNNOperator, operands: Sequence[Array], y: Array,
         raise UnsupportedFeatureError(f"{owner.label}: {keys} keys")
 
 
-def _computing(owner: OneDNNOperator, operands: tuple[Array, Array, Array], y: Array, scores: _Scores) -> Step:
-    """The step that computes Y of Q, K and V, all by head."""
+def computing(
+    owner: OneDNNOperator,
+    operands: tuple[Array, Array, Array],
+    y: Array,
+    scores: Scores,
+    calls_on: Callable[[OneDNNOperator, Sequence[Array | None], How], Step] | None = None,
+) -> Step:
+    """The step that computes Y of Q, K and V, all by head, which have to lie as kernels read them for `calls_on`."""
     before, after = list[Step](), list[Step]()
     q, k, v = (_readable(owner, array, before) for array in operands)
     result = y
     if not _is_readable(y):
         result = _memory(owner, y)
         after.append(_copying(owner, result[..., : y.shape[3]], y))
-    return in_sequence([*before, _calls_on(owner, (q, k, v, result, scores.mask, scores.bias), scores.how), *after])
+    step = (calls_on or _calls_on)(owner, (q, k, v, result, scores.mask, scores.bias), scores.how)
+    return in_sequence([*before, step, *after])
 
 
-def _calls_on(owner: OneDNNOperator, arrays: Sequence[Array | None], how: _How) -> Step:
+def _calls_on(owner: OneDNNOperator, arrays: Sequence[Array | None], how: How) -> Step:
     """The step that makes the calls on Q, K, V and Y, by head, and mask and bias where they are."""
-    lying = tuple([None if array is None else _Lying(array.shape, array.strides, array.dtype) for array in arrays])
-    sizes = _sizes_of(lying, owner.onednn.machine.lanes)
-    calls = _calls(lying, sizes, how)
+    lying = lying_of(arrays)
+    calls = calls_for(lying, sizes_of(lying, owner.onednn.machine.lanes), how)
     if calls is None:
         raise UnsupportedFeatureError(f"{owner.label}: no machine code runs here")
     memory = [array for one in calls.memory for array in in_one(owner.working_memory, one)]
-    begins = [0, *(0 if array is None else address_of(array) for array in arrays), *map(address_of, memory)]
-    rows = calls.rows.copy()
-    rows[:, _ARGUMENTS] += (np.array(begins) - np.arange(len(begins)) * _APART).astype(np.uint64)[calls.places]
-    return step_of_rows(rows, calls.ends, (calls, arrays, memory), owner.label)
+    return step_of_rows(calls.rows_on([*arrays, *memory]), calls.ends, (calls, arrays, memory), owner.label)
 
 
 def _is_readable(array: Array) -> bool:
@@ -214,7 +235,7 @@ def _copying(owner: OneDNNOperator, source: Array, target: Array) -> Step:
     return copy_step(owner.onednn.machine, [(source, target)], owner.label) or partial(np.copyto, target, source)
 
 
-class _How(NamedTuple):
+class How(NamedTuple):
     """What becomes of products before their softmax, and of weights behind it.
 
     Attributes:
@@ -230,7 +251,7 @@ class _How(NamedTuple):
     softcap: float = 0.0
 
 
-class _Scores(NamedTuple):
+class Scores(NamedTuple):
     """The same, with what is read for it.
 
     Attributes:
@@ -238,12 +259,12 @@ class _Scores(NamedTuple):
         bias: float32, likewise; added.
     """
 
-    how: _How
+    how: How
     mask: Array | None = None
     bias: Array | None = None
 
 
-class _Lying(NamedTuple):
+class Lying(NamedTuple):
     """How an array lies in memory."""
 
     shape: tuple[int, ...]
@@ -256,7 +277,12 @@ class _Lying(NamedTuple):
         return np.asarray(SimpleNamespace(__array_interface__={**data, "version": 3}))
 
 
-class _Sizes(NamedTuple):
+def lying_of(arrays: Sequence[Array | None]) -> tuple[Lying | None, ...]:
+    """How they lie."""
+    return tuple([None if array is None else Lying(array.shape, array.strides, array.dtype) for array in arrays])
+
+
+class Sizes(NamedTuple):
     """What decides the calls beside layouts.
 
     Attributes:
@@ -269,15 +295,16 @@ class _Sizes(NamedTuple):
     pieces: int
 
 
-def _sizes_of(lying: Sequence[_Lying | None], most_lanes: int) -> _Sizes:
+def sizes_of(lying: Sequence[Lying | None], most_lanes: int) -> Sizes:
+    """Those for Q, K, V and Y, by head."""
     q, k, v, *_ = (one.shape for one in lying if one is not None)
     width = v[3]
     lanes = most_lanes if width % most_lanes == 0 or width > _WIDE * most_lanes else AVX2
     products = q[1] * q[2] * k[2] * (q[3] + width)
-    return _Sizes(lanes, pieces_of_products(products, lanes, MOST_OF_ONE), pieces_of_products(q[0] * products, lanes))
+    return Sizes(lanes, pieces_of_products(products, lanes, MOST_OF_ONE), pieces_of_products(q[0] * products, lanes))
 
 
-class _Calls(NamedTuple):
+class Calls(NamedTuple):
     """The calls of kernels for all attentions of the same layouts.
 
     Attributes:
@@ -294,19 +321,30 @@ class _Calls(NamedTuple):
     memory: Sequence[tuple[int, int]]
     heads: _Heads
 
+    def rows_on(self, arrays: Sequence[Array | None]) -> npt.NDArray[np.uint64]:
+        """The rows for those given, and the memory of all pieces."""
+        begins = [0, *(0 if array is None else address_of(array) for array in arrays)]
+        rows = self.rows.copy()
+        rows[:, _ARGUMENTS] += (np.array(begins) - np.arange(len(begins)) * _APART).astype(np.uint64)[self.places]
+        return rows
 
-@lru_cache(maxsize=32)
-def _calls(lying: tuple[_Lying | None, ...], sizes: _Sizes, how: _How) -> _Calls | None:
+
+@lru_cache(maxsize=64)
+def calls_for(lying: tuple[Lying | None, ...], sizes: Sizes, how: How) -> Calls | None:
     """Those for such layouts; None where the kernels cannot run."""
     heads = _Heads(
         [None if one is None else one.at(number * _APART) for number, one in enumerate(lying, 1)], sizes, how
     )
-    tables = heads.tables()
-    rows = native_rows([call for table in tables for call in table])
+    calls, ends = heads.table()
+    rows = native_rows(calls)
     if not rows[:, 0].all():
         return None
-    places = ((rows[:, _ARGUMENTS] + np.uint64(_APART // 2)) // np.uint64(_APART)).astype(np.int64)
-    return _Calls(rows, places, tuple(accumulate(map(len, tables))), heads.memory, heads)
+    return Calls(rows, _places(calls), ends, heads.memory, heads)
+
+
+def _places(calls: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Which array each argument of calls is in, 0 for none."""
+    return (calls[:, _ARGUMENTS] + _APART // 2) // _APART
 
 
 class _Heads:
@@ -316,9 +354,8 @@ class _Heads:
         memory: bytes of the two arrays of each piece.
     """
 
-    def __init__(self, arrays: Sequence[Array | None], sizes: _Sizes, how: _How) -> None:
+    def __init__(self, arrays: Sequence[Array | None], sizes: Sizes, how: How) -> None:
         """`arrays` are Q, K, V and Y, by head, mask and bias; they are not read."""
-        self._arrays = itertools.count(len(arrays) + 1)
         self.memory: list[tuple[int, int]] = []
         q, k, v, y, self._mask, self._bias = arrays
         assert q is not None
@@ -362,35 +399,73 @@ class _Heads:
         parts = even_shares(rows, min(count, max(1, rows // _BLOCKS)))
         return [range(part.start * most, min(part.stop * most, self._queries)) for part in parts]
 
-    def tables(self) -> list[list[_Call]]:
-        """The calls of each piece."""
-        batch, heads = self._y.shape[:2]
-        units = list(product(range(batch), range(heads), self._blocks))
-        parts = even_shares(len(units), self._sizes.pieces)
-        return [list(self._calls(units[part.start : part.stop])) for part in parts]
+    def table(self) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
+        """The calls of all pieces, [calls, 5], and where those of each end.
 
-    def _calls(self, units: Sequence[tuple[int, int, range]]) -> Iterator[_Call]:
-        """Those for some rows of some heads, with memory of their own."""
+        They are written for the first head, once for each part of its rows. Others have them as far behind as a head
+        lies behind the first.
+        """
         group = self._y.shape[1] // self._k.shape[1]
-        most = min(self._rows, max(len(block) for _, _, block in units))
-        self.memory.append((self._width * self._row * _FLOAT, most * self._row * _FLOAT))
-        packed, scores = (
-            _Lying((count, self._row), (self._row * _FLOAT, _FLOAT), np.dtype(np.float32)).at(number * _APART)
-            for count, number in zip((self._width, most), self._arrays, strict=False)
-        )
-        known: tuple[int, int] | None = None
-        for image, head, block in units:
-            key = image, head // group
-            if known != key:
-                yield from self._transposed(self._k[key], packed)
-                known = key
-            for start in range(block.start, block.stop, self._rows):
-                rows = slice(start, min(start + self._rows, block.stop))
-                part = scores[: rows.stop - rows.start]
-                queries, targets = self._q[image, head, rows], self._y[image, head, rows]
-                yield from self._multiplied(queries, packed, part, self._columns)
-                yield self._softmax(part, image, head, rows)
-                yield from self._multiplied(part[:, : self._keys], self._v[key], targets, self._value_width)
+        parts = [list(self._transposed(self._k[0, 0], self._packed)), *map(list, map(self._attended, self._blocks))]
+        order: list[tuple[int, int, int, int]] = []  # part, image, head, piece
+        steps = [0]
+        for piece, units in enumerate(self._pieces()):
+            most = min(self._rows, max(len(self._blocks[number]) for _, _, number in units))
+            self.memory.append((self._width * self._row * _FLOAT, most * self._row * _FLOAT))
+            known: tuple[int, int] | None = None
+            for image, head, number in units:
+                if known != (image, head // group):
+                    known = image, head // group
+                    order.append((0, image, head, piece))
+                order.append((1 + number, image, head, piece))
+            steps.append(len(order))
+        part, image, head, piece = np.array(order, np.int64).T
+        counts = np.array(list(map(len, parts)))
+        ends = np.cumsum(counts[part])
+        step = np.repeat(np.arange(len(order)), counts[part])  # of each call
+        within = np.arange(len(step)) - (ends - counts[part])[step]
+        calls = np.array([call for one in parts for call in one])[(np.cumsum(counts) - counts)[part[step]] + within]
+        behind = np.zeros((len(order), _MEMORY + 2), np.int64)
+        for place, array in enumerate((self._q, self._k, self._v, self._y, self._mask, self._bias), 1):
+            if array is not None:
+                own = head // group if place in (2, 3) else head
+                behind[:, place] = image * array.strides[0] + own * array.strides[1]
+        behind[:, _MEMORY:] = piece[:, None] * 2 * _APART
+        calls[:, _ARGUMENTS] += behind[step[:, None], _places(calls)]
+        return calls, tuple(ends[np.array(steps[1:]) - 1].tolist())
+
+    def most_calls(self) -> list[int]:
+        """More than which no piece has, with as many positions or fewer."""
+        calls = [_MOST_CALLS * -(-len(block) // self._rows) for block in self._blocks]
+        return [sum(calls[number] for *_, number in units) for units in self._pieces()]
+
+    def most_memory(self) -> list[tuple[int, int]]:
+        """Of each piece, with as many positions or fewer, the bytes of its two arrays."""
+        row = (self._columns + _LINE) * _FLOAT
+        return [(self._width * row, max(_SCORES, kernels.most_rows(self._lanes) * row))] * len(self.memory)
+
+    def _pieces(self) -> list[Sequence[tuple[int, int, int]]]:
+        """The rows of heads that each piece computes: image, head, number of the part of its rows."""
+        batch, heads = self._y.shape[:2]
+        units = list(product(range(batch), range(heads), range(len(self._blocks))))
+        return [units[part.start : part.stop] for part in even_shares(len(units), self._sizes.pieces)]
+
+    @property
+    def _packed(self) -> Array:
+        """Memory of the first piece for the keys of a head."""
+        return self._rows_at(self._width, _MEMORY)
+
+    def _rows_at(self, count: int, number: int) -> Array:
+        return Lying((count, self._row), (self._row * _FLOAT, _FLOAT), np.dtype(np.float32)).at(number * _APART)
+
+    def _attended(self, block: range) -> Iterator[_Call]:
+        """Some rows of the first head."""
+        for start in range(block.start, block.stop, self._rows):
+            rows = slice(start, min(start + self._rows, block.stop))
+            part = self._rows_at(rows.stop - rows.start, _MEMORY + 1)
+            yield from self._multiplied(self._q[0, 0, rows], self._packed, part, self._columns)
+            yield self._softmax(part, rows)
+            yield from self._multiplied(part[:, : self._keys], self._v[0, 0], self._y[0, 0, rows], self._value_width)
 
     def _transposed(self, keys: Array, packed: Array) -> Iterator[_Call]:
         """Keys [positions, elements] as columns; the last ones, and elements, together, some of them twice."""
@@ -431,12 +506,12 @@ class _Heads:
             offset = start * _FLOAT
             yield kernel, address_of(x), address_of(w) + offset, address_of(y) + offset, fields
 
-    def _softmax(self, scores: Array, image: int, head: int, rows: slice) -> _Call:
+    def _softmax(self, scores: Array, rows: slice) -> _Call:
         vectors, tail = divmod(self._keys, GROUP)
         options = self._bias is not None, self._mask is not None, self._how.nan_to_zero, self._how.softcap > 0
         kernel = kernels.softmax_kernel(vectors >= 4, vectors % 4, tail > 0, *options) or 0
         (bias, bias_row), (mask, mask_row) = (
-            (0, 0) if array is None else (address_of(array[image, head, rows]), array.strides[2])
+            (0, 0) if array is None else (address_of(array[0, 0, rows]), array.strides[2])
             for array in (self._bias, self._mask)
         )
         whole = vectors // 4 * 4 * GROUP * _FLOAT

@@ -178,35 +178,40 @@ class FusedAttention(ArrayOperator):
     def computing(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Step:
         """Of each of the batch, some heads at a time."""
         call = self.call()
-        sizes, work, y = read_fused_attention(call), compute_dtype(inputs[0].dtype), outputs[0]
-        if not y.size:
-            return nothing_to_do
-        group = sizes.heads // sizes.key_heads
-        pieces = row_pieces(sizes.key_heads, max(1, _PIECE // max(1, group * sizes.queries * sizes.keys)))
-        scores = self._memory((pieces[0].stop, group, sizes.queries, sizes.keys), work)
-        found = self._memory((pieces[0].stop, group, sizes.queries, sizes.value_width), work)
-        scale = work.type(call.arguments.float("scale", 1.0))
-        softmax = _Weights(sizes, call)
-        by_head = y.transpose(sizes.y_by_head).reshape(sizes.batch, sizes.key_heads, group, *found.shape[2:])
+        return attending(call, read_fused_attention(call), inputs, outputs[0])
 
-        def step() -> None:
-            q, k, v = (sizes.by_head(array, index) for index, array in enumerate(inputs[:3]))
-            q = np.multiply(q, scale, dtype=work).reshape(sizes.batch, sizes.key_heads, group, *q.shape[2:])
-            k, v = (array.astype(work, copy=False)[:, :, None] for array in (k, v))
-            for image in range(sizes.batch):
-                for piece in pieces:
-                    part = scores[: piece.stop - piece.start]
-                    np.matmul(q[image, piece], k[image, piece].swapaxes(-1, -2), out=part)
-                    softmax(part, inputs, image, slice(piece.start * group, piece.stop * group))
-                    out = found[: len(part)]
-                    np.matmul(part, v[image, piece], out=out)
-                    np.copyto(by_head[image, piece], out, casting="unsafe")
 
-        return step
+def attending(call: OperatorCall, sizes: FusedSizes, inputs: Sequence[Array], y: Array) -> Step:
+    """The step that computes `y` of arrays of these sizes. Raises ResourceError where its memory does not fit."""
+    if not y.size:
+        return nothing_to_do
+    work, group = compute_dtype(inputs[0].dtype), sizes.heads // sizes.key_heads
+    pieces = row_pieces(sizes.key_heads, max(1, _PIECE // max(1, group * sizes.queries * sizes.keys)))
+    scores = _memory(call, (pieces[0].stop, group, sizes.queries, sizes.keys), work)
+    found = _memory(call, (pieces[0].stop, group, sizes.queries, sizes.value_width), work)
+    scale = work.type(call.arguments.float("scale", 1.0))
+    softmax = _Weights(sizes, call)
+    by_head = y.transpose(sizes.y_by_head).reshape(sizes.batch, sizes.key_heads, group, *found.shape[2:])
 
-    def _memory(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        check_fits(math.prod(shape) * dtype.itemsize, f"{self.label}: working memory of shape {shape}")
-        return np.empty(shape, dtype)
+    def step() -> None:
+        q, k, v = (sizes.by_head(array, index) for index, array in enumerate(inputs[:3]))
+        q = np.multiply(q, scale, dtype=work).reshape(sizes.batch, sizes.key_heads, group, *q.shape[2:])
+        k, v = (array.astype(work, copy=False)[:, :, None] for array in (k, v))
+        for image in range(sizes.batch):
+            for piece in pieces:
+                part = scores[: piece.stop - piece.start]
+                np.matmul(q[image, piece], k[image, piece].swapaxes(-1, -2), out=part)
+                softmax(part, inputs, image, slice(piece.start * group, piece.stop * group))
+                out = found[: len(part)]
+                np.matmul(part, v[image, piece], out=out)
+                np.copyto(by_head[image, piece], out, casting="unsafe")
+
+    return step
+
+
+def _memory(call: OperatorCall, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    check_fits(math.prod(shape) * dtype.itemsize, f"{call.label}: working memory of shape {shape}")
+    return np.empty(shape, dtype)
 
 
 class _Weights:

@@ -252,10 +252,10 @@ def test_what_does_not_fit_is_refused(shapes: list[tuple[int, ...]], arguments: 
 
 
 def test_calls_are_written_once_for_all_attentions_of_a_size() -> None:
-    attention._calls.cache_clear()
+    attention.calls_for.cache_clear()
     for seed in range(3):
         q, k, v = (array + seed for array in drawn(2, 3, 3, 70, 50, 36, 36))
         bias = normal(seed, 1, 3, 70, 50)
         y = computed(q, k, v, bias, bias=1)
         np.testing.assert_allclose(y, expected(q, k, v, lambda s, bias=bias: s + bias), rtol=2e-5, atol=2e-6)
-    assert attention._calls.cache_info().misses == 1
+    assert attention.calls_for.cache_info().misses == 1
