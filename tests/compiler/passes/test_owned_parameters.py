@@ -45,8 +45,8 @@ class Accounts:
 @pytest.fixture
 def accounts(monkeypatch: pytest.MonkeyPatch) -> Accounts:
     found = Accounts()
-    for module in (packed_copy, external_data):
-        monkeypatch.setattr(module, "unshared_bytes", found.take)
+    monkeypatch.setattr(external_data, "unshared_bytes", found.take)
+    monkeypatch.setattr(packed_copy, "weight_memory", found)
     return found
 
 
