@@ -157,7 +157,16 @@ class _Candidate:
         if kind is None or kind.rank != _RANK or kind.meta not in (FLOAT32, FLOAT64):
             return []
         asked = [last, *_up_to_product(self._draft, self._draft[self._softmax].input[0])]
-        return [probe for probe in range(len(kind.shapes)) if all(self._accepts(number, probe) for number in asked)]
+        probes = [probe for probe in range(len(kind.shapes)) if all(self._accepts(number, probe) for number in asked)]
+        return [probe for probe in probes if self._has_usual_heads(asked, probe)]
+
+    def _has_usual_heads(self, asked: Sequence[int], probe: int) -> bool:
+        """False where a product has other heads than in the first probe, made by sizes that do not fit each other."""
+        operands = [
+            name for number in asked if self._draft[number].type == _PRODUCT for name in self._draft[number].input
+        ]
+        shapes = [self._types[name].shapes for name in operands]
+        return all(one[probe][_HEADS] == one[0][_HEADS] for one in shapes if len(one[0]) == _RANK)
 
     def _accepts(self, number: int, probe: int) -> bool:
         """True when operator `number` takes its inputs as they are in a probe."""

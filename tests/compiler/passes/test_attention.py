@@ -210,6 +210,22 @@ def test_heads_that_share_keys_are_followed_if_neighbors_do(is_in_order: bool) -
     assert attention.startswith(f"FusedAttention q4 {'k4 v4' if is_in_order else 'k7 v7'}")
 
 
+def test_heads_are_split_off_by_sizes_of_another_input() -> None:
+    """Where that is larger, a size of -1 makes one head of what is left, to which biases of all heads are added."""
+    sizes = [
+        op("Shape", ["m"], ["sizes"]),
+        op("Concat", ["sizes", "rest"], ["four"], axis=0),
+        *(op("Reshape", [name, "four"], [f"{name}4"]) for name in "qkv"),
+    ]
+    masked = [PRODUCT, op("Add", ["p", "low"], ["s"]), SOFTMAX]
+    operators = [*sizes, *KEYS_TURNED[3:], *masked, *END]
+    inputs = {**SHAPES, "m": (None, None)}
+    del inputs["k"], inputs["v"]
+    operators = [op("Relu", ["q"], ["k"]), op("Tanh", ["q"], ["v"]), *operators]
+    model = model_of(operators, inputs=inputs, rest=np.array([-1, WIDTH]), low=normal(1, HEADS, 1, 1))
+    assert "FusedAttention" in {one.type for one in PASS.apply(model).model.net.op}
+
+
 OTHERS = {
     "the scores are an output": (SPELLINGS["bare"], ("y", "s")),
     "the weights are an output": (SPELLINGS["bare"], ("y", "w")),
