@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,26 +20,26 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.binding.io_binding import Array, Outputs
-from dagexec.binding.kept import chosen_implementations, packed_forms
 from dagexec.binding.parameters import Parameters
 from dagexec.binding.replicas import Replica, build_replicas
 from dagexec.core.device import CPU
-from dagexec.core.drawing.names import operator_name
 from dagexec.core.feeds import Feeds, check_feeds, named_feeds
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.runtime import runtime_of
 from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
-from dagexec.errors import DagexecError, FeedError, PlanError, RunCancelledError, ShapeError
+from dagexec.errors import DagexecError, PlanError, ShapeError
 from dagexec.executor.batching.row_blocks import RowBlocks
+from dagexec.executor.beside import Beside
 from dagexec.executor.dispatch.dispatcher import Dispatcher
 from dagexec.executor.dispatch.growth import Growth, may_grow
 from dagexec.executor.dispatch.statistics import ExecutorStatistics
 from dagexec.executor.interface import Interface
 from dagexec.executor.model_runner import ModelRunner
-from dagexec.executor.requests.call import PLAIN, Call
-from dagexec.executor.requests.request import Request, timed_out
+from dagexec.executor.requests.call import Call
+from dagexec.executor.requests.request import Request
 from dagexec.executor.requests.waiting import TaskWait, event_loop, on_a_thread
+from dagexec.executor.runs.callers import Callers
 from dagexec.executor.runs.inline import InlineRuns
 from dagexec.executor.runs.pooled import PooledRuns
 from dagexec.executor.runs.turns import Turns
@@ -52,7 +52,6 @@ from dagexec.platform.cached import cached_property
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
-from dagexec.platform.processor import available_cores
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.trace_lines import line_observer
@@ -60,35 +59,25 @@ from dagexec.scheduler.run.run import waiting_time
 from dagexec.scheduler.workers.place import Place, beside
 
 if not TYPE_CHECKING:
-    batch_axes = LazyModule("dagexec.executor.batching.axes")
-    fed = LazyModule("dagexec.executor.sessions.fed")
+    instead = LazyModule("dagexec.executor.instead")
     joining = LazyModule("dagexec.executor.batching.joining")
     lengths = LazyModule("dagexec.executor.lengths")
-    memory = LazyModule("dagexec.executor.sessions.memory")
     metrics = LazyModule("dagexec.executor.telemetry.metrics")
-    pictures = LazyModule("dagexec.core.drawing.pictures")
-    plan = LazyModule("dagexec.plans.plan")
-    session = LazyModule("dagexec.executor.sessions.session")
+    picture = LazyModule("dagexec.executor.picture")
+    saving = LazyModule("dagexec.executor.saving")
+    sessions = LazyModule("dagexec.executor.sessions.sessions")
     spans = LazyModule("dagexec.executor.telemetry.spans")
-    steps = LazyModule("dagexec.executor.sessions.steps")
     warm_up = LazyModule("dagexec.executor.warm_up")
 else:
-    from dagexec.core.drawing import pictures
-    from dagexec.executor import lengths, warm_up
-    from dagexec.executor.batching import axes as batch_axes
+    from dagexec.executor import instead, lengths, picture, saving, warm_up
     from dagexec.executor.batching import joining
     from dagexec.executor.batching.axes import BatchAxes
     from dagexec.executor.batching.joining import Batching
-    from dagexec.executor.lengths import LengthRun, LengthRuns
-    from dagexec.executor.sessions import fed, memory, session, steps
-    from dagexec.executor.sessions.fed import FedStep, FedSteps
-    from dagexec.executor.sessions.memory import SessionMemory
+    from dagexec.executor.instead import Instead
+    from dagexec.executor.sessions import sessions
     from dagexec.executor.sessions.session import Session
-    from dagexec.executor.sessions.steps import StepNets
+    from dagexec.executor.sessions.sessions import Sessions
     from dagexec.executor.telemetry import metrics, spans
-    from dagexec.plans import plan
-
-_ANY_LENGTH = "any length"
 
 
 class Executor(ModelRunner):
@@ -125,23 +114,18 @@ class Executor(ModelRunner):
         self.model = model
         self.net_type = options.net_type
         self._options = options
-        self._telemetry = None
-        if options.telemetry is not False:
-            tracer = None if options.telemetry is True else options.telemetry
-            self._telemetry = spans.Telemetry(model.name, options.net_type, tracer)
-        self._metrics = None
-        if options.metrics is not False:
-            self._metrics = metrics.Metrics(
-                model.name, options.net_type, None if options.metrics is True else options.metrics
-            )
+        name, tracer, meter = model.name, options.telemetry, options.metrics
+        self._telemetry = self._metrics = None
+        if tracer is not False:
+            self._telemetry = spans.Telemetry(name, options.net_type, None if tracer is True else tracer)
+        if meter is not False:
+            self._metrics = metrics.Metrics(name, options.net_type, None if meter is True else meter)
         self._source = given or model
         self._interface = Interface(model, self._source, options)
         self._given_types = given_types
         self._batch_axes = batch_axes
         self._origin = origin
         self._now = threads().monotonic
-        self._stepping: list[Executor] = []
-        self._retired: ExecutorStatistics | None = None
         self._open(parameters, place or new_place(model, options))
         if options.warm_start is not False:
             try:
@@ -164,6 +148,7 @@ class Executor(ModelRunner):
         except BaseException:
             place.leave()
             raise
+        self._beside = Beside(self._replicas.parameters, options, partial(_built, place), Executor.statistics)
         self._parameters = Parameters(self._replicas.parameters, model.parameters)
         self.model = model.changed(parameters=self._parameters)
         self._batching: Batching | None = None
@@ -177,9 +162,12 @@ class Executor(ModelRunner):
         self._finalizer = weakref.finalize(self, place.abandon, self._replicas.close)
         self._finalizer.atexit = False
         self._pooled = PooledRuns(self._dispatcher, self._pool, self.num_workers, RowBlocks(self.model, options))
-        self._growth: Growth | None = None
-        if may_grow(options, self._replicas):
-            self._growth = Growth(self._dispatcher, self._replicas, place, self._pooled.serve)
+        may = may_grow(options, self._replicas)
+        growth = Growth(self._dispatcher, self._replicas, place, self._pooled.serve) if may else None
+        self._callers = Callers(
+            self.model, self._interface, self._replicas, self._parameters, self._batching, self._dispatcher,
+            self._pooled, growth,
+        )  # fmt: skip
         self.graph = self._replicas.graph
         self._inline: InlineRuns | None = None
         few = options.first_replicas <= self.num_workers
@@ -211,56 +199,36 @@ class Executor(ModelRunner):
     def _types_as_given(self) -> GivenTypes:
         if self._given_types is not None:
             return self._given_types()
-        return GivenTypes.of(
-            self._source.changed(parameters={**self._parameters.outlines(), **self._source.parameters})
-        )
+        parameters = {**self._parameters.outlines(), **self._source.parameters}
+        return GivenTypes.of(self._source.changed(parameters=parameters))
 
     def _run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
-        if self._fed_steps is not None:
-            if call.out is not None or call.outputs is not None:
-                feeds, _ = self._asked(feeds, call)
-            arrays = self._fed_steps.arrays(feeds)
-            step = None if arrays is None else self._fed_steps.find(arrays, call)
-            if step is not None:
-                return step.results(step.net.executor._run(step.fed, step.call))
-        if self._lengths is not None:
-            compute = lambda run: run.kind.executor._run(run.fed, run.call)  # noqa: E731
-            if (outputs := self._lengths.run(feeds, call, compute)) is not None:
-                return outputs
+        if self._instead is not None and (outputs := self._instead.run(feeds, call)) is not None:
+            return outputs
         given = feeds
         names: Sequence[str] = self.model.outputs
         if given.__class__ is not dict or call.outputs is not None or call.out is not None:
-            given, names = self._asked(feeds, call)
+            given, names = self._callers.asked(feeds, call)
         try:
             if self._inline is not None and call.timeout is None and call.trace is None:
                 results = self._inline.run(given, names, call)
                 if results is not None:
                     return results
             wait = self._new_wait()
-            request = self._request(given, names, call, wait)
+            request = self._callers.request(given, names, call, wait)
             if self._inline is not None and self._inline.takes(request):
-                return self._inline.run_when_free(request, wait, partial(self._grow, of_thread=True))
-            return self._served(request, wait)
+                return self._inline.run_when_free(request, wait, partial(self._callers.grow, of_thread=True))
+            return self._callers.served(request, wait)
         except ShapeError as error:
             raise self._as_given(error, given) from None
 
     async def _run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
-        if self._fed_steps is not None and (call.out is not None or call.outputs is not None):
-            feeds, _ = self._asked(feeds, call)
-        if self._fed_steps is not None and (arrays := self._fed_steps.arrays(feeds)) is not None:
-            find = partial(self._fed_steps.find, arrays, call)
-            is_known = self._fed_steps.knows(arrays)
-            step = find() if is_known else await on_a_thread(f"dagexec-{self.model.name}-steps", find)
-            if step is not None:
-                return step.results(await step.net.executor._run_async(step.fed, step.call))
-        if self._lengths is not None:
-            compute = lambda run: run.kind.executor._run_async(run.fed, run.call)  # noqa: E731
-            if (outputs := await self._lengths.run_async(feeds, call, compute)) is not None:
-                return outputs
+        if self._instead is not None and (outputs := await self._instead.run_async(feeds, call)) is not None:
+            return outputs
         given = feeds
         names: Sequence[str] = self.model.outputs
         if given.__class__ is not dict or call.outputs is not None or call.out is not None:
-            given, names = self._asked(feeds, call)
+            given, names = self._callers.asked(feeds, call)
         try:
             if self._inline is not None and call.trace is None:
                 loop = event_loop()
@@ -269,10 +237,10 @@ class Executor(ModelRunner):
                     await loop.checkpoint()
                     return results
             wait = TaskWait()
-            request = self._request(given, names, call, wait)
+            request = self._callers.request(given, names, call, wait)
             if self._turns is not None:
                 self._turns.offer(request)
-            return await self._served_async(request, wait)
+            return await self._callers.served_async(request, wait)
         except ShapeError as error:
             raise self._as_given(error, given) from None
 
@@ -297,7 +265,7 @@ class Executor(ModelRunner):
         `states` says which output each such input is fed, by default what their names tell (`states_by_name`).
         Raises FeedError for names that the model does not have.
         """
-        return session.Session(self, self._types_as_given(), self._steps, self._session_memory, states)
+        return self._sessions.new(states)
 
     @contextmanager
     def net_instead(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, BaseNet] | None]:
@@ -305,78 +273,35 @@ class Executor(ModelRunner):
 
         That is a step of a decoder, or any length of inputs. None where there is none.
         """
-        instead = self._instead(feeds)
-        if instead is None:
+        found = None if self._instead is None else self._instead.find(feeds)
+        if found is None:
             yield None
             return
-        purpose, executor, run = instead
-        net = executor.net()
-        for name, array in run.fed.items():
+        net = self._beside.member(found.executor).net()
+        for name, array in found.run.fed.items():
             net.workspace.feed_blob(name, array)
         net.prepared()
-        yield purpose, net
+        yield found.purpose, net
 
-    def _instead(self, feeds: Feeds) -> tuple[str, Executor, FedStep | LengthRun] | None:
-        """What computes a run with these feeds in place of the model: what that is for, and who runs it."""
-        steps = self._fed_steps
-        arrays = None if steps is None else steps.arrays(feeds)
-        step = None if steps is None or arrays is None else steps.find(arrays, PLAIN)
-        if step is not None:
-            return next((("a step", one, step) for one in self._stepping if one is step.net.executor), None)
-        run = None if self._lengths is None else self._lengths.find(feeds, PLAIN)
-        if run is None:
+    @cached_property
+    def _instead(self) -> Instead | None:
+        """Runs on other nets; None for a model that has none, or whose requests are joined."""
+        if self._batching is not None:
             return None
-        return next(((_ANY_LENGTH, one, run) for one in self._stepping if one is run.kind.executor), None)
+        steps = self._sessions.fed if caches_by_name(self.inputs, self.outputs) else None
+        of_lengths = None
+        if any(None in (info.shape or ())[1:] for info in self.inputs.values()):
+            of_lengths = lengths.LengthRuns.of(self, self._outlined(), partial(self._beside.made, joins=False))
+        return instead.Instead(steps, of_lengths, self._callers) if steps or of_lengths else None
 
     @cached_property
-    def _fed_steps(self) -> FedSteps | None:
-        """Runs that are fed caches; None for a model that has none, or whose requests are joined."""
-        pairs = {} if self._batching is not None else caches_by_name(self.inputs, self.outputs)
-        return fed.FedSteps(self, pairs, self._types_as_given(), self._steps) if pairs else None
+    def _sessions(self) -> Sessions:
+        model, types = self._outlined(), self._types_as_given()
+        return sessions.Sessions(self, model, types, self._options, self._beside.made, self._beside.retire)
 
-    @cached_property
-    def _steps(self) -> StepNets:
-        """The nets of its sessions' steps."""
-        model = self.model.changed(parameters=self._parameters.outlines())
-        return steps.StepNets(model, self._beside, self._retire, joins=self._batching is not None)
-
-    @cached_property
-    def _lengths(self) -> LengthRuns | None:
-        """Runs of inputs whose lengths vary; None for a model that has none, or whose requests are joined."""
-        if self._batching is not None or not any(None in (info.shape or ())[1:] for info in self.inputs.values()):
-            return None
-        model = self.model.changed(parameters=self._parameters.outlines())
-        return lengths.LengthRuns.of(self, model, partial(self._beside, joins=False))
-
-    @cached_property
-    def _session_memory(self) -> SessionMemory:
-        return memory.SessionMemory(self.model.name, self._options.session_bytes)
-
-    def _beside(self, model: Model, joins: bool) -> Executor:
-        """An executor of a net with the same parameters and some of its own, on the same workers.
-
-        Where it `joins` requests, rows that are zeros are of none. Raises RowsError where rows are not apart.
-        """
-        parameters = Workspace(parent=self._replicas.parameters)
-        for name, array in model.parameters.items():
-            if not parameters.has_blob(name):
-                parameters.adopt_blob(name, array)
-        options = replace(
-            self._options, tuning_seconds=0.0, warm_start=False, shapes=None, batch_axes=None, batch_padding=None,
-            max_batch=self._options.max_batch if joins else 1,
-        )  # fmt: skip
-        axes = batch_axes.BatchAxes(model, options, has_empty_rows=True) if joins else None
-        executor = Executor(model, options, place=beside(self._place), parameters=parameters, batch_axes=axes)
-        self._stepping.append(executor)
-        return executor
-
-    def _retire(self, unused: ModelRunner) -> None:
-        """Close an executor that `_beside` has made, and go on counting what it has run."""
-        for stepping in [one for one in self._stepping if one is unused]:
-            more = stepping.statistics()
-            self._retired = more if self._retired is None else self._retired.with_counts_of(more)
-            self._stepping.remove(stepping)
-        unused.close()
+    def _outlined(self) -> Model:
+        """The model without weights in memory, for who makes other nets of it."""
+        return self.model.changed(parameters=self._parameters.outlines())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the decisions of the compiler as a plan, a file that `dagexec.open` opens at little cost
@@ -397,31 +322,11 @@ class Executor(ModelRunner):
         if self._replicas.members[0].io_binding is None:
             with suppress(DagexecError):  # not every net accepts zeros of arbitrary sizes
                 self.warm_up()
-        kept = plan.Plan(
-            given=given,
-            compiled=self.model,
-            packed=packed_forms(self._replicas.parameters),
-            chosen=chosen_implementations(self.net()),
-            options=self._origin.options,
-            net_type=self.net_type,
-            cores=available_cores(),
-            is_calibrated=self._origin.is_calibrated,
-        )
-        plan.write_plan(Path(path), kept)
+        saving.save_plan(Path(path), self._origin, given, self.model, self.net(), self._replicas.parameters)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the compiled net, and statistics."""
-        plan = self.net().plan
-        operators = plan.graph.operators
-        edges = [(parent, child) for parent, row in enumerate(plan.graph.reduced_children) for child in row]
-        return pictures.summary(
-            f"Executor of {self.model.name}: {self.net_type}, {self.num_workers} workers, {len(operators)} operators "
-            f"in {len(plan.chains)} chains",
-            pictures.net_picture(
-                [operator.type for operator in operators], list(map(operator_name, operators)), edges, plan.chain_of
-            ),
-            pictures.table(("statistics", ""), list(asdict(self.statistics()).items())),
-        )
+        """For notebooks."""
+        return picture.executor_picture(self.model.name, self.num_workers, self.net(), self.statistics())
 
     def statistics(self) -> ExecutorStatistics:
         """Counts and times of requests, workers and replicas so far and at this moment.
@@ -430,11 +335,7 @@ class Executor(ModelRunner):
         """
         device = self._options.default_device
         total = self._dispatcher.statistics(None if device == CPU else runtime_of(device).statistics())
-        if self._retired is not None:
-            total = total.with_counts_of(self._retired)
-        for stepping in tuple(self._stepping):
-            total = total.with_counts_of(stepping.statistics())
-        return total
+        return self._beside.with_counts(total)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Admit no more requests, let queued and running ones finish, then close.
@@ -514,11 +415,8 @@ class Executor(ModelRunner):
             )
         runtime_of(self._options.default_device)
         old, finalizer = self._replicas, self._finalizer
-        self.__dict__.pop("_steps", None)
-        self.__dict__.pop("_fed_steps", None)
-        self.__dict__.pop("_lengths", None)
-        self.__dict__.pop("_session_memory", None)
-        self._stepping, self._retired = [], None
+        self.__dict__.pop("_sessions", None)
+        self.__dict__.pop("_instead", None)
         self._open(old.parameters, new_place(self.model, self._options))  # the threads that it had are the parent's
         finalizer.detach()
         old.close()
@@ -526,73 +424,6 @@ class Executor(ModelRunner):
     def net(self) -> BaseNet:
         """The net of the first replica, for inspection of graph, plan and operators. Do not run it."""
         return self._replicas.members[0].net
-
-    def _asked(self, feeds: Feeds | npt.ArrayLike, call: Call) -> tuple[Feeds, Sequence[str]]:
-        """See `Interface.asked`."""
-        try:
-            return self._interface.asked(feeds, call, self._replicas, self._parameters)
-        except FeedError as error:
-            self._dispatcher.refuse(error)
-            raise
-
-    def _request(self, feeds: Feeds, names: Sequence[str], call: Call, wait: ThreadWait | TaskWait) -> Request:
-        """The checked request. Its timeout starts now."""
-        waiting_time(call.timeout)
-        began = self._now()
-        checked = (self._batching or self._replicas).fitting(feeds)
-        try:
-            if checked is None:
-                checked = check_feeds(self.model, feeds, self._interface.needed)
-            request = Request(checked, names, call, notify=wait.notify)
-            if self._batching is not None:
-                self._batching.place(request)
-        except FeedError as error:
-            self._dispatcher.refuse(error)
-            raise
-        request.time_out(began)
-        if isinstance(wait, TaskWait):
-            request.waits_on = wait.loop
-        return request
-
-    def _served(self, request: Request, wait: ThreadWait) -> Outputs:
-        """The outputs of `request`, which is cancelled at its deadline."""
-        try:
-            self._pooled.submit(request, start_here=True)
-            if request.queue is not None:
-                self._grow(of_thread=True)
-            in_time = wait.wait(waiting_time(request.seconds_left(self._now())))
-            if not in_time and self._cancel(request, timed_out(self.model.name, request)):
-                wait.wait()
-        except BaseException as error:  # KeyboardInterrupt: the run must not go on without its caller
-            if self._cancel(request, self._cancelled("the calling thread was interrupted")):
-                wait.wait()
-            request.attach_secondary(error)
-            raise
-        return request.outcome()
-
-    async def _served_async(self, request: Request, wait: TaskWait) -> Outputs:
-        """Like `_served`, for a task."""
-        try:
-            self._pooled.submit(request, start_here=False)
-            if request.queue is not None:
-                self._grow(of_thread=False)
-            in_time = await wait.wait(request.seconds_left(self._now()))
-        except GeneratorExit:  # the coroutine was dropped: it cannot wait any more
-            self._cancel(request, self._cancelled("the awaiting coroutine was dropped"))
-            raise
-        except BaseException as error:
-            if self._cancel(request, self._cancelled("the awaiting task was cancelled")):
-                await wait.wait_out()
-            request.attach_secondary(error)
-            raise
-        if not in_time and self._cancel(request, timed_out(self.model.name, request)):
-            await wait.wait_out()
-        return request.outcome()
-
-    def _grow(self, *, of_thread: bool) -> None:
-        """A request of a thread or a task waits: make one more replica, if the executor decides their number."""
-        if self._growth is not None:
-            self._growth.consider(of_thread=of_thread)
 
     def _as_given(self, error: ShapeError, feeds: Feeds) -> ShapeError:
         """The error in terms of the source model, where inference finds one there for these feeds."""
@@ -611,18 +442,17 @@ class Executor(ModelRunner):
         checked: Mapping[str, Array] = check_feeds(self.model, feeds, self._interface.needed)
         if self._batching is not None:
             checked = self._batching.padded(checked)
-        instead = self._instead(feeds)
-        for replica in () if instead is not None and instead[0] == _ANY_LENGTH else self._replicas.members:
+        found = None if self._instead is None else self._instead.find(feeds)
+        for replica in () if found is not None and found.purpose == instead.ANY_LENGTH else self._replicas.members:
             check_stop()
             self._warm(replica, checked)
-        if instead is not None:
-            _, executor, run = instead
-            executor._warm_up(run.fed)
+        if found is not None:
+            self._beside.member(found.executor)._warm_up(found.run.fed)
 
     def _warm(self, replica: Replica, feeds: Mapping[str, Array]) -> None:
         wait = self._new_wait()
         run_net = not self._replicas.updates_parameters
-        self._served(Request(feeds, notify=wait.notify, pinned=replica, run_net=run_net), wait)
+        self._callers.served(Request(feeds, notify=wait.notify, pinned=replica, run_net=run_net), wait)
 
     def _new_wait(self) -> ThreadWait:
         """A wait for the workers."""
@@ -639,20 +469,13 @@ class Executor(ModelRunner):
         if self._turns is not None:
             self._pooled.give_up_turns()
 
-    def _cancel(self, request: Request, error: DagexecError) -> bool:
-        """As `Dispatcher.cancel`; the request may have been interrupted before waiting ones were served."""
-        ends = self._dispatcher.cancel(request, error)
-        self._pooled.start_waiting()
-        return ends
-
     def _wait_until_empty(self, seconds: float) -> bool:
         wait = self._new_wait()
         self._when_empty(wait.notify)
         return wait.wait(seconds)
 
     def _release(self) -> None:
-        if "_steps" in self.__dict__:
-            self._steps.close()
+        self._beside.close()
         self._place.leave()
         self._dispatcher.give_back_arenas()
         self._replicas.close()
@@ -662,5 +485,9 @@ class Executor(ModelRunner):
         """`_release` on a thread of its own, as it joins others; not interrupted by a cancellation."""
         await on_a_thread(f"dagexec-{self.model.name}-closing", self._release)
 
-    def _cancelled(self, why: str) -> RunCancelledError:
-        return RunCancelledError(f"net {self.model.name!r}: {why}")
+
+def _built(
+    place: Place, model: Model, options: CompileOptions, parameters: Workspace, axes: BatchAxes | None
+) -> Executor:
+    """An executor on the workers of `place`."""
+    return Executor(model, options, place=beside(place), parameters=parameters, batch_axes=axes)

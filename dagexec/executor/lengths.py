@@ -8,7 +8,7 @@ follows from its own length alone, so that results do not depend on what ran bef
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -127,20 +127,18 @@ class LengthRuns:
         has_attention = any(node.type == FUSED_ATTENTION for node in model.program.op)
         return LengthRuns(runner, axes, model, build) if axes and has_attention else None
 
-    def run(self, feeds: Feeds | npt.ArrayLike, call: Call, compute: Callable[[LengthRun], Outputs]) -> Outputs | None:
+    def run(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs | None:
         """Results by the net for its length; None for a run that the net itself has to compute, or refuse."""
         run = self.find(feeds, call)
         if run is None:
             return None
         try:
-            return run.results(compute(run))
+            return run.results(run.kind.executor._run(run.fed, run.call))
         except (OperatorError, ShapeError) as error:
             self._refuse(run, error)
             return None
 
-    async def run_async(
-        self, feeds: Feeds | npt.ArrayLike, call: Call, compute: Callable[[LengthRun], Awaitable[Outputs]]
-    ) -> Outputs | None:
+    async def run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs | None:
         """The same in a task."""
         arrays = self._arrays(feeds)
         if arrays is None:
@@ -152,7 +150,7 @@ class LengthRuns:
         if run is None:
             return None
         try:
-            return run.results(await compute(run))
+            return run.results(await run.kind.executor._run_async(run.fed, run.call))
         except (OperatorError, ShapeError) as error:
             self._refuse(run, error)
             return None

@@ -209,7 +209,7 @@ class StopAt(threading.Event):
         return frame.f_code.co_name == self._place
 
 
-PLACES = ["compile", "run_passes", "_stage", "_rounds", "choose", "fastest", "_warm_up"]
+PLACES = ["_compiled", "run_passes", "_begin_stage", "_rounds", "choose", "fastest", "_warm_up"]
 
 
 @pytest.mark.slow

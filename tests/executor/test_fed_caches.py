@@ -102,11 +102,11 @@ def test_a_step_may_be_warmed_up_for_sessions(way: str) -> None:
     with dagexec.compile(decoder(), num_workers=1, warm_start=shapes if way == "option" else False) as executor:
         if way == "call":
             executor.warm_up(feeds(15))
-        (step,) = executor._stepping
+        (step,) = executor._beside.members
         before = step.net().preparation_statistics().made
         with executor.session() as session:
             session.run({"ids": np.array([[1]])})
-        assert executor._stepping == [step]
+        assert executor._beside.members == [step]
         assert step.net().preparation_statistics().made == before == 1
 
 
@@ -120,7 +120,7 @@ def test_nets_that_were_let_go_of_are_made_again_and_what_they_ran_is_counted(
     sizes = [(20, 1), (21, 2), (22, 1), (23, 2), (24, 3)]
     with dagexec.compile(decoder(), num_workers=1) as executor:
         few = [as_bytes(executor.run(feeds(length, batch=batch))) for length, batch in sizes]
-        assert len(executor._stepping) <= 2
+        assert len(executor._beside.members) <= 2
         assert caplog.records
         assert executor.statistics().completed == len(sizes)
         assert preparations(executor) == 0

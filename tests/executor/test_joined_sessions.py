@@ -144,7 +144,7 @@ def compositions(count: int, most: int = 32) -> int:
             session.run(tokens(length, number))
             session.fork().run(tokens(1, 0))
             session.run(tokens(1, number))
-        (step,) = executor._stepping
+        (step,) = executor._beside.members
         numbers = np.array([0, *(one.caches.number for one in sessions if one.caches is not None)])
         lengths_now = np.array([0, *(length + 1 for length in lengths)])
         alone: dict[tuple[int, int], bytes] = {}

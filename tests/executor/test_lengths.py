@@ -116,7 +116,7 @@ def test_bytes_are_those_of_any_width() -> None:
 
 def test_a_new_length_prepares_nothing(executor: Executor) -> None:
     executor.run(feeds(1, 64))
-    [of_any_length] = executor._stepping
+    [of_any_length] = executor._beside.members
     for length in (61, 62, 63, 64, 61):
         executor.run(feeds(1, length))
     assert of_any_length.net().preparation_statistics().made == 1
@@ -183,12 +183,12 @@ def test_prompts_of_a_decoder_whose_caches_are_empty() -> None:
             fed |= {"ids": np.arange(length)[None] % 7, "attention_mask": np.ones((1, length), np.int64)}
             for found, wanted in zip(executor.run(fed).values(), session.run(None, fed), strict=True):
                 np.testing.assert_allclose(found, wanted, atol=1e-5)
-        assert [one.net().preparation_statistics().made for one in executor._stepping] == [1]
+        assert [one.net().preparation_statistics().made for one in executor._beside.members] == [1]
 
 
 def test_a_warm_up_is_of_the_net_for_its_length(executor: Executor) -> None:
     executor.warm_up(feeds(1, 50))
-    [of_any_length] = executor._stepping
+    [of_any_length] = executor._beside.members
     assert executor.net().preparation_statistics().made == 0
     executor.run(feeds(1, 51))
     assert of_any_length.net().preparation_statistics().made == 1

@@ -7,6 +7,7 @@ follows from the sizes of its inputs alone: a step may have other last bits than
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from dagexec.core.schema import TensorType
 from dagexec.errors import DagexecError
 from dagexec.executor.model_runner import ModelRunner
 from dagexec.executor.requests.call import Call
+from dagexec.executor.requests.waiting import on_a_thread
 from dagexec.executor.sessions.names import RANK
 from dagexec.executor.sessions.sizes import LEAST_BOUND, MOST_AT_ONCE, Growth, StepSizes, Types, learned, longer
 from dagexec.executor.sessions.steps import StepNet, StepNets
@@ -96,7 +98,15 @@ class FedStep:
     layers: Sequence[Layer]
     caches: Caches
 
-    def results(self, outputs: Outputs) -> Outputs:
+    def run(self) -> Outputs:
+        """The outputs. Raises what `ModelRunner.run` does, and FeedError for an array that does not fit."""
+        return self._results(self.net.executor._run(self.fed, self.call))
+
+    async def run_async(self) -> Outputs:
+        """As `run`, for a task."""
+        return self._results(await self.net.executor._run_async(self.fed, self.call))
+
+    def _results(self, outputs: Outputs) -> Outputs:
         """The outputs that were asked for, of those of the net. Raises FeedError for an array that does not fit."""
         for layer in self.layers:
             for name, made, axes in (
@@ -126,7 +136,19 @@ class FedSteps:
         self._kinds: tuple[_Kind, ...] = ()
         self._others: tuple[Types, ...] = ()
 
-    def arrays(self, feeds: Feeds | npt.ArrayLike) -> dict[str, Array] | None:
+    def step(self, feeds: Feeds | npt.ArrayLike, call: Call) -> FedStep | None:
+        """What is run in place of the model; None for a run that is no step."""
+        arrays = self._arrays(feeds)
+        return None if arrays is None else self._found(arrays, call)
+
+    async def step_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> FedStep | None:
+        """As `step`, for a task: a net is made on another thread."""
+        arrays = self._arrays(feeds)
+        if arrays is None or self._known(arrays) is not None:
+            return None if arrays is None else self._found(arrays, call)
+        return await on_a_thread(f"dagexec-{self._runner.model.name}-steps", partial(self._found, arrays, call))
+
+    def _arrays(self, feeds: Feeds | npt.ArrayLike) -> dict[str, Array] | None:
         """What is fed of a run that may be a step; None for others."""
         if not isinstance(feeds, Mapping):
             return None
@@ -135,12 +157,8 @@ class FedSteps:
             return None
         return None if any(arrays[name].ndim != RANK for name in self._pairs) else arrays
 
-    def knows(self, arrays: Mapping[str, Array]) -> bool:
-        """Runs of these sizes need no new net."""
-        return self._known(arrays) is not None
-
-    def find(self, arrays: Mapping[str, Array], call: Call) -> FedStep | None:
-        """What is run in place of the model; None for a run that is no step."""
+    def _found(self, arrays: Mapping[str, Array], call: Call) -> FedStep | None:
+        """See `step`."""
         known = self._known(arrays) or self._made(arrays)
         if known is None or known[0].net is None:
             return None

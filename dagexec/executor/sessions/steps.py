@@ -96,13 +96,6 @@ class StepNets:
         for _, executor in unused:
             self._retire(executor)
 
-    def close(self) -> None:
-        """Close all executors."""
-        with self._lock:
-            executors, self._executors, self._nets = self._executors, [], {}
-        for _, executor in executors:
-            executor.close()
-
 
 def _keep(table: dict[Hashable, _Value], key: Hashable, value: _Value, limit: int) -> None:
     """Put an entry last, and let go of the first where there are more."""
