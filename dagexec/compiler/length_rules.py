@@ -10,10 +10,13 @@ import numpy as np
 
 from dagexec.compiler.length_contents import Array
 from dagexec.compiler.positions import FIXED, LENGTH, Integers, Positions, joined, result_of
-from dagexec.core.evaluation import evaluated
+from dagexec.core.dtypes import from_numpy
 from dagexec.core.inference import Probed
+from dagexec.core.inferred_types import output_types
 from dagexec.core.node import Node
-from dagexec.core.schema import TensorType
+from dagexec.core.registry import schema_of
+from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.core.shape_values import results_of
 from dagexec.core.traits import Rows
 from dagexec.errors import DagexecError
 from dagexec.platform.records import dataclass
@@ -105,16 +108,21 @@ def moved_positions(
     """What an operator that takes numbers somewhere makes of those of input 0; where its axes go, in `moved`."""
     if node.type not in _LINEAR or source.positions is None or len(others) < len(node.input) - 1:
         return None
-    inputs = [f"in{index}" for index in range(len(node.input))]
-    alone = Node(node.type, inputs, ["out"], node.values)
-
-    def change(term: Array) -> Array:
-        return np.asarray(evaluated(alone, dict(zip(inputs, [term, *others], strict=True)))[0], np.int64)
-
-    try:
-        return source.positions.changed(change, lambda axis: moved.get(axis, axis))
-    except (DagexecError, ValueError):
+    terms = {key: _result(node, [term, *others]) for key, term in source.positions.terms.items()}
+    if any(term is None for term in terms.values()):
         return None
+    return Positions({moved.get(key, key): term for key, term in terms.items() if term is not None})
+
+
+def _result(node: Node, arrays: Sequence[Array]) -> Integers | None:
+    """What an operator of one output makes of these inputs; None where it refuses them."""
+    types = tuple(TensorType(array.shape, from_numpy(array.dtype)) for array in arrays)
+    call, schema = OperatorCall(node, node.arguments(node.type), types, tuple(arrays), node.type), schema_of(node.type)
+    try:
+        results = results_of(call, schema, output_types(call, schema))
+    except DagexecError:
+        return None
+    return None if results is None else np.asarray(results[0], np.int64)
 
 
 def viewed(node: Node, source: Known, output: Probed) -> Known:

@@ -9,7 +9,7 @@ in which an operator works along positions otherwise has no such net.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -28,6 +28,7 @@ from dagexec.compiler.length_rules import (
 from dagexec.compiler.positions import FIXED, LENGTH, Positions, result_of
 from dagexec.core.dtypes import INT64
 from dagexec.core.inference import Probed, probed_outputs
+from dagexec.core.inferred_types import typing_form
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
@@ -80,13 +81,15 @@ class _Sized:
             name: Known(Probed.of_constant(array, self._count), positions=numbers(array))
             for name, array in model.parameters.items()
         }
+        self._nodes: list[Node] = []
+        self._alike: dict[Hashable, tuple[str, Sequence[Known]]] = {}
         for node in model.init_program.op:
-            self._follow(0, node, is_asked=False)
+            self._follow(node, is_asked=False)
+        self._nodes.clear()  # they stay where they are
         for name, kind in types.items():
             axis = axes.get(name)
             sized = [_with_size(kind, axis, length) for length in _LENGTHS]
             self._known[name] = Known(Probed.of_types(sized), () if axis is None else (Rows(axis),))
-        self._nodes: list[Node] = []
 
     def made(self) -> Sized:
         """It. Raises NotSizedError."""
@@ -94,7 +97,7 @@ class _Sized:
         operators = model.program.op
         asked = asked_operators(operators, [schema_of(node.type) for node in operators])
         for index, node in enumerate(operators):
-            self._follow(index, node, is_asked=index in asked)
+            self._follow(node, is_asked=index in asked)
         if not any(node.type == SIZED_ATTENTION for node in self._nodes):
             raise NotSizedError("no attention is among positions")
         outputs: dict[str, tuple[int, ...]] = {}
@@ -110,7 +113,7 @@ class _Sized:
         )
         return Sized(made, outputs)
 
-    def _follow(self, index: int, node: Node, *, is_asked: bool) -> None:
+    def _follow(self, node: Node, *, is_asked: bool) -> None:
         """Find out what is known of the outputs of an operator, and put it into the net."""
         schema = schema_of(node.type)
         if schema.sub_nets or schema.handles or schema.effects or not schema.reproducible:
@@ -119,18 +122,35 @@ class _Sized:
             if name not in self._known:
                 raise NotSizedError(f"{node.type}: nothing is known of {name!r}")
         inputs = [self._known[name] for name in node.input]
+        form = None if is_asked else _form(node, schema, inputs)
+        passed_on = None if form is None else self._alike.get(form)
+        if passed_on is None:
+            passed_on = self._passed_on(node, schema, inputs, is_asked=is_asked)
+        if form is not None:
+            self._alike[form] = passed_on
+        op_type, known = passed_on
+        if op_type != node.type:
+            inputs_too = (*node.input, _OPENED)
+            node = Node(op_type, inputs_too, node.output, node.values, name=node.name, engine=node.engine)
+        self._known.update(zip(node.output, known, strict=True))
+        self._nodes.append(node)
+
+    def _passed_on(
+        self, node: Node, schema: OpSchema, inputs: Sequence[Known], *, is_asked: bool
+    ) -> tuple[str, Sequence[Known]]:
+        """The type of what takes the place of an operator, and what is known of its outputs. Raises NotSizedError."""
         asks = is_asked or schema.from_types is not None or all(one.has_contents for one in inputs)
         outputs = probed_outputs(node, [one.probed for one in inputs], self._count, self._count, is_asked=asks)
         if any(None in one.types for one in outputs):
             raise NotSizedError(f"what {node.type} makes is not known for {_LENGTHS} positions")
-        made = node
+        op_type = node.type
         if schema.from_types is not None:
             known = [self._measured(node, inputs[0], outputs[0])]
         elif not any(one.rows or one.is_counted for one in inputs):
             known = [Known(one, positions=numbers(one.contents[0])) for one in outputs]
         elif any(one.rows for one in inputs) or any(map(growing_axes, outputs)):
             try:
-                made, known = self._grown(node, schema, inputs, outputs)
+                op_type, known = self._grown(node, schema, inputs, outputs)
             except RowsError as error:
                 raise NotSizedError(str(error)) from None
         else:
@@ -139,8 +159,7 @@ class _Sized:
             known = [Known(one, (), not is_fixed, positions) for one in outputs]
         for name, one in zip(node.output, known, strict=True):
             _check(node, name, one)
-            self._known[name] = one
-        self._nodes.append(made)
+        return op_type, known
 
     def _measured(self, node: Node, source: Known, output: Probed) -> Known:
         """The sizes of a blob, by Shape; by others, only those of a blob that is always as large."""
@@ -158,20 +177,20 @@ class _Sized:
 
     def _grown(
         self, node: Node, schema: OpSchema, inputs: Sequence[Known], outputs: Sequence[Probed]
-    ) -> tuple[Node, list[Known]]:
+    ) -> tuple[str, list[Known]]:
         """An operator that reads or makes what has positions. Raises NotSizedError or RowsError."""
         if node.type == FUSED_ATTENTION:
             return self._attention(node, inputs, outputs)
         if rule_of(schema) in (elementwise, keeps_axes) and not node.arguments(node.type).bool("broadcast"):
-            return node, self._elementwise(node, inputs, outputs)
+            return node.type, self._elementwise(node, inputs, outputs)
         own = OWN_RULES.get(node.type)
         found = None if own is None else own(node, inputs, outputs[0])
         if found is not None:
-            return node, [found]
+            return node.type, [found]
         is_moved = node.type == "Transpose" or schema.is_view(node)
         if is_moved and len(inputs[0].rows) > 1 and not any(one.rows for one in inputs[1:]):
-            return node, [viewed(node, inputs[0], outputs[0])]
-        return node, self._by_rule(node, schema, inputs, outputs)
+            return node.type, [viewed(node, inputs[0], outputs[0])]
+        return node.type, self._by_rule(node, schema, inputs, outputs)
 
     def _by_rule(self, node: Node, schema: OpSchema, inputs: Sequence[Known], outputs: Sequence[Probed]) -> list[Known]:
         """Positions are passed on as the rows of a batch are."""
@@ -214,7 +233,7 @@ class _Sized:
         is_counted = any(one.is_counted for one in inputs) or (positions is not None and positions.is_of_length)
         return [Known(one, tuple(axes.values()), is_counted, positions) for one in outputs]
 
-    def _attention(self, node: Node, inputs: Sequence[Known], outputs: Sequence[Probed]) -> tuple[Node, list[Known]]:
+    def _attention(self, node: Node, inputs: Sequence[Known], outputs: Sequence[Probed]) -> tuple[str, list[Known]]:
         """Attention among positions is told how many there are; among others, for them, it goes its way."""
         arguments = node.arguments(node.type)
         orders = [tuple(arguments.ints(name)) or (0, 1, 2, 3) for name in ("q_axes", "k_axes", "v_axes", "y_axes")]
@@ -224,14 +243,12 @@ class _Sized:
             raise NotSizedError("attention reads what depends on the length otherwise")
         masks = [{axis + 4 - len(one.shape) for axis in one.axes} for one in inputs[3:]]
         if places == [[2], [], []] and all(axes <= {2} for axes in masks):
-            return node, [y]
+            return node.type, [y]
         if places != [[2], [2], [2]] or not all(axes <= {2, 3} for axes in masks):
             raise NotSizedError("attention is among others than positions")
         if any(_LENGTHS[0] in one.shape[-1:] and not axes for one, axes in zip(inputs[3:], masks, strict=True)):
             raise NotSizedError("a mask is not as long as the positions")
-        made = Node(SIZED_ATTENTION, (*node.input, _OPENED), node.output, node.values, name=node.name,
-                    engine=node.engine)  # fmt: skip
-        return made, [y]
+        return SIZED_ATTENTION, [y]
 
 
 def _no_results(node: Node, _argument: str, _rows: object) -> list[Rows | None]:
@@ -253,3 +270,11 @@ def _check(node: Node, name: str, known: Known) -> None:
             raise NotSizedError(f"{node.type}: {name!r} is not as long as its positions")
     if set(growing_axes(known.probed)) != set(axes):
         raise NotSizedError(f"{node.type}: {name!r} is as long as no positions")
+
+
+def _form(node: Node, schema: OpSchema, inputs: Sequence[Known]) -> Hashable | None:
+    """Equal for operators that pass on the same: layers of a net repeat. None for those that may look at numbers."""
+    form = typing_form(node, schema, ()) if not schema.value_inputs else None
+    if form is None or schema.from_types is not None or any(one.positions is not None for one in inputs):
+        return None
+    return form, *((one.probed.types, one.rows, one.is_counted) for one in inputs)

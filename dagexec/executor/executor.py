@@ -126,6 +126,7 @@ class Executor(ModelRunner):
         self._batch_axes = batch_axes
         self._origin = origin
         self._now = threads().monotonic
+        self._is_beside = parameters is not None
         self._open(parameters, place or new_place(model, options))
         if options.warm_start is not False:
             try:
@@ -285,8 +286,8 @@ class Executor(ModelRunner):
 
     @cached_property
     def _instead(self) -> Instead | None:
-        """Runs on other nets; None for a model that has none, or whose requests are joined."""
-        if self._batching is not None:
+        """Runs on other nets; None for a model that has none, or whose requests are joined, and for such a net."""
+        if self._batching is not None or self._is_beside:
             return None
         steps = self._sessions.fed if caches_by_name(self.inputs, self.outputs) else None
         of_lengths = None

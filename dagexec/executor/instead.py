@@ -55,7 +55,7 @@ class Instead:
         if step is not None:
             return InPlace("a step", step.net.executor, step)
         run = None if self._lengths is None else self._lengths.find(feeds, PLAIN)
-        return None if run is None else InPlace(ANY_LENGTH, run.kind.executor, run)
+        return None if run is None else InPlace(ANY_LENGTH, run.executor, run)
 
     def _named(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Feeds | npt.ArrayLike:
         return feeds if call.out is None and call.outputs is None else self._callers.asked(feeds, call)[0]

@@ -8,8 +8,9 @@ follows from its own length alone, so that results do not depend on what ran bef
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +32,8 @@ from dagexec.platform.threads import threads
 
 logger = logging.getLogger("dagexec")
 
-_MOST_KINDS = 32
-"""Of other sizes than lengths, which are shown to be right one by one."""
-
-_MOST_REFUSED = 1 << 10
-"""Full lengths that a net cannot have, as it has fewer positions, say."""
+_MOST_KINDS = 1 << 12
+"""Of sizes of all inputs that are remembered, and of sizes beside the length."""
 
 _PARTS = 16
 """Of a length between a power of two and the next, whose multiples are full lengths: at most a 16th is too much."""
@@ -52,14 +50,24 @@ class _Kind:
     """Runs that differ in their length alone.
 
     Attributes:
+        axes: of the inputs that have the length.
         sized: their net.
         executor: runs it.
-        refused: full lengths that it cannot have.
+        computed: full lengths that it has computed.
     """
 
+    axes: Mapping[str, int]
     sized: Sized
     executor: ModelRunner
-    refused: dict[int, None]
+    computed: set[int]
+
+
+class _Sizes(NamedTuple):
+    """What follows from the sizes of all inputs: how long they are, and the tensors."""
+
+    kind: _Kind
+    length: int
+    full: int
 
 
 @dataclass(frozen=True)
@@ -67,31 +75,35 @@ class LengthRun:
     """One such run.
 
     Attributes:
-        kind: of its net.
-        length, full: how long its inputs are, and the tensors.
+        key: shapes and element types of the inputs.
+        sizes: what follows from them.
         fed: what the net is fed.
         call: what it is asked for.
         out: the caller's arrays for outputs.
     """
 
-    kind: _Kind
-    length: int
-    full: int
+    key: Hashable
+    sizes: _Sizes
     fed: Mapping[str, Array]
     call: Call
     out: Mapping[str, Array]
+
+    @property
+    def executor(self) -> ModelRunner:
+        """It runs the net."""
+        return self.sizes.kind.executor
 
     def results(self, outputs: Outputs) -> Outputs:
         """The first positions of the outputs of the net. Raises FeedError for an array that does not fit."""
         return {name: self._result(name, array) for name, array in outputs.items()}
 
     def _result(self, name: str, array: Array) -> Array:
-        axes = self.kind.sized.outputs[name]
-        first = array[tuple(slice(self.length if axis in axes else None) for axis in range(array.ndim))]
+        axes = self.sizes.kind.sized.outputs[name]
+        first = array[tuple([slice(self.sizes.length if axis in axes else None) for axis in range(array.ndim)])]
         target = self.out.get(name)
         if target is None:
             return np.ascontiguousarray(first)
-        check_result(self.kind.executor.model.name, name, first, target)
+        check_result(self.executor.model.name, name, first, target)
         target[...] = first
         return target
 
@@ -117,7 +129,9 @@ class LengthRuns:
     ) -> None:
         """`axes` are those of its inputs that are as long as a text; `build` makes an executor beside it."""
         self._runner, self._axes, self._model, self._build = runner, axes, model, build
-        self._kinds: dict[object, _Kind | None] = {}
+        self._sizes: dict[Hashable, _Sizes | None] = {}
+        self._kinds: dict[Hashable, _Kind | None] = {}
+        self._executors: dict[Hashable, ModelRunner] = {}  # by the operators of their nets
         self._lock = threads().lock()
 
     @staticmethod
@@ -133,91 +147,104 @@ class LengthRuns:
         if run is None:
             return None
         try:
-            return run.results(run.kind.executor._run(run.fed, run.call))
+            outputs = run.executor._run(run.fed, run.call)
         except (OperatorError, ShapeError) as error:
             self._refuse(run, error)
             return None
+        return self._results(run, outputs)
 
     async def run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs | None:
         """The same in a task."""
-        arrays = self._arrays(feeds)
-        if arrays is None:
+        arrays, key = self._arrays(feeds)
+        if not arrays:
             return None
-        if self._key(arrays) in self._kinds:
+        if key in self._sizes:
             run = self.find(feeds, call)
         else:
             run = await on_a_thread(f"dagexec-{self._model.name}-lengths", partial(self.find, feeds, call))
         if run is None:
             return None
         try:
-            return run.results(await run.kind.executor._run_async(run.fed, run.call))
+            outputs = await run.executor._run_async(run.fed, run.call)
         except (OperatorError, ShapeError) as error:
             self._refuse(run, error)
             return None
+        return self._results(run, outputs)
+
+    @staticmethod
+    def _results(run: LengthRun, outputs: Outputs) -> Outputs:
+        run.sizes.kind.computed.add(run.sizes.full)
+        return run.results(outputs)
 
     def _refuse(self, run: LengthRun, error: DagexecError) -> None:
         """The full length may be too much for the net; otherwise the net itself fails likewise, in its own words."""
-        logger.info("net %r: %d positions in tensors for %d: %s", self._model.name, run.length, run.full, str(error))
-        if run.length != run.full and len(run.kind.refused) < _MOST_REFUSED:
-            run.kind.refused[run.full] = None
+        sizes = run.sizes
+        logger.info("net %r: %d positions in %d places: %s", self._model.name, sizes.length, sizes.full, str(error))
+        if sizes.full not in sizes.kind.computed:
+            self._sizes[run.key] = None
 
     def find(self, feeds: Feeds | npt.ArrayLike, call: Call) -> LengthRun | None:
         """The run by a net for its length; None where there is none."""
-        arrays = self._arrays(feeds)
-        if arrays is None:
+        arrays, key = self._arrays(feeds)
+        if not arrays:
             return None
-        axes = self._long(arrays)
-        lengths = {arrays[name].shape[axis] for name, axis in axes.items()}
-        length = lengths.pop() if len(lengths) == 1 else 0
-        if length < LEAST:
+        sizes = self._sizes[key] if key in self._sizes else self._found(arrays, key)
+        if sizes is None:
             return None
-        kind = self._kind(arrays, axes)
-        full = full_length(length)
-        if kind is None or full in kind.refused:
+        kind, length, full = sizes
+        names = None if call.outputs is None else list(call.outputs)
+        if names is not None and not kind.sized.outputs.keys() >= set(names):
             return None
-        names = list(self._runner.outputs if call.outputs is None else call.outputs)
-        if not kind.sized.outputs.keys() >= set(names):
-            return None
+        axes = kind.axes
         fed = {name: _whole(array, axes.get(name), full) for name, array in arrays.items()}
         fed[LENGTH_INPUT] = np.array([length])
-        return LengthRun(kind, length, full, fed, call._replace(outputs=names, out=None), call.out or {})
+        asked = call if names is None and not call.out else call._replace(outputs=names, out=None)
+        return LengthRun(key, sizes, fed, asked, call.out or {})
 
-    def _long(self, arrays: Mapping[str, Array]) -> dict[str, int]:
-        """The axes that have the length in this run: caches may be empty."""
-        return {name: axis for name, axis in self._axes.items() if arrays[name].shape[axis]}
-
-    def _arrays(self, feeds: Feeds | npt.ArrayLike) -> Mapping[str, Array] | None:
-        """What is fed, of the types of the inputs; None for anything else."""
+    def _arrays(self, feeds: Feeds | npt.ArrayLike) -> tuple[Mapping[str, Array], Hashable]:
+        """What is fed to all inputs, and its shapes and element types; nothing for anything but arrays."""
         inputs = self._runner.inputs
         if isinstance(feeds, np.ndarray) and len(inputs) == 1:
             feeds = dict.fromkeys(inputs, feeds)
         if not isinstance(feeds, Mapping) or feeds.keys() != inputs.keys():
-            return None
+            return {}, None
         arrays: dict[str, Array] = {}
-        for name, info in inputs.items():
+        for name in inputs:
             array = feeds[name]
-            shape, dtype = info.shape, info.dtype
-            if not isinstance(array, np.ndarray) or shape is None or dtype is None or array.dtype != dtype.numpy:
-                return None
-            if len(shape) != array.ndim or any(a not in (None, b) for a, b in zip(shape, array.shape, strict=True)):
-                return None
+            if not isinstance(array, np.ndarray):
+                return {}, None
             arrays[name] = array
-        return arrays
+        return arrays, tuple([(array.shape, array.dtype) for array in arrays.values()])
+
+    def _found(self, arrays: Mapping[str, Array], key: Hashable) -> _Sizes | None:
+        """What follows from the sizes of the inputs, which is remembered; None for none, or unsuitable ones."""
+        with self._lock:
+            found = self._of_sizes(arrays)
+            if len(self._sizes) >= _MOST_KINDS:
+                self._sizes = {}
+            self._sizes[key] = found
+            return found
+
+    def _of_sizes(self, arrays: Mapping[str, Array]) -> _Sizes | None:
+        for name, info in self._runner.inputs.items():
+            shape, own = info.shape or (), arrays[name].shape
+            if info.dtype is None or arrays[name].dtype != info.dtype.numpy or len(shape) != len(own):
+                return None
+            if any(stated not in (None, size) for stated, size in zip(shape, own, strict=True)):
+                return None
+        axes = {name: axis for name, axis in self._axes.items() if arrays[name].shape[axis]}  # caches may be empty
+        lengths = {arrays[name].shape[axis] for name, axis in axes.items()}
+        length = lengths.pop() if len(lengths) == 1 else 0
+        kind = self._kind(arrays, axes) if length >= LEAST else None
+        return None if kind is None else _Sizes(kind, length, full_length(length))
 
     def _kind(self, arrays: Mapping[str, Array], axes: Mapping[str, int]) -> _Kind | None:
-        key = self._key(arrays)
-        with self._lock:
-            if key in self._kinds:
-                return self._kinds[key]
-            kind = self._made(arrays, axes)
-            self._kinds[key] = kind
-            if len(self._kinds) > _MOST_KINDS:
-                del self._kinds[next(iter(self._kinds))]
-            return kind
-
-    def _key(self, arrays: Mapping[str, Array]) -> tuple[tuple[int, ...], ...]:
-        axes = self._long(arrays)
-        return tuple([_without(array.shape, axes.get(name)) for name, array in arrays.items()])
+        key = tuple([_without(array.shape, axes.get(name)) for name, array in arrays.items()])
+        if key not in self._kinds:
+            if len(self._kinds) >= _MOST_KINDS:
+                self._kinds = {}
+            self._kinds[key] = self._made(arrays, axes)
+        return self._kinds[key]
 
     def _made(self, arrays: Mapping[str, Array], axes: Mapping[str, int]) -> _Kind | None:
         types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in arrays.items()}
@@ -226,10 +253,10 @@ class LengthRuns:
         except (NotSizedError, DagexecError) as reason:
             logger.info("net %r: each length is prepared: %s", self._model.name, str(reason))
             return None
-        for kind in self._kinds.values():
-            if kind is not None and _nodes(kind.sized) == _nodes(sized):
-                return _Kind(sized, kind.executor, {})
-        return _Kind(sized, self._build(sized.model), {})
+        nodes = tuple([(node.type, node.input) for node in sized.model.program.op])
+        if nodes not in self._executors:
+            self._executors[nodes] = self._build(sized.model)
+        return _Kind(axes, sized, self._executors[nodes], set())
 
 
 def _whole(array: Array, axis: int | None, full: int) -> Array:
@@ -243,7 +270,3 @@ def _whole(array: Array, axis: int | None, full: int) -> Array:
 
 def _without(shape: Sequence[int], axis: int | None) -> tuple[int, ...]:
     return tuple(shape) if axis is None else (*shape[:axis], *shape[axis + 1 :])
-
-
-def _nodes(sized: Sized) -> list[tuple[str, Sequence[str]]]:
-    return [(node.type, node.input) for node in sized.model.program.op]
