@@ -114,7 +114,7 @@ def test_times_are_what_the_clock_says(collected: Collected, monkeypatch: pytest
     with dagexec.compile(doubled_model(), optimize=False, num_workers=1, metrics=collected.meter) as executor:
         moments = iter([1.0, 3.0, 7.0])
         dispatcher = executor._dispatcher
-        request = executor._request({"x": rows(1)}, ("y",), PLAIN, _NoWait())  # type: ignore[arg-type]
+        request = executor._callers.request({"x": rows(1)}, ("y",), PLAIN, _NoWait())  # type: ignore[arg-type]
         replica = dispatcher.state.idle.popleft()
         monkeypatch.setattr(dispatcher, "_now", lambda: next(moments))
         assert not dispatcher.admit(request)  # at 1; waits as no replica is idle

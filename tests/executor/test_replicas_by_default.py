@@ -42,7 +42,7 @@ def test_tasks_have_no_more_replicas_than_cores_and_threads_may_have_many_for_sh
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with dagexec.compile(doubled_model("Relu")) as executor:
-        found = executor._growth
+        found = executor._callers._growth
         assert found is not None
         executor.run({"x": rows(1)})
         assert found._most(of_thread=False) == 2
@@ -64,7 +64,7 @@ def test_who_says_how_the_model_runs_gets_that_alone(held: Held, given: dict[str
             held.go_on.release()
         for call in calls:
             call.result()
-        assert executor._growth is None
+        assert executor._callers._growth is None
         assert executor.statistics().replicas == 1
 
 
@@ -77,7 +77,7 @@ def test_a_net_that_changes_its_parameters_or_draws_random_numbers_keeps_one_rep
     noisy = Model("noisy", drawing.net, parameters=drawing.parameters, inputs=drawing.inputs, outputs=("z",))
     for model in (counting, noisy):
         with dagexec.compile(model) as executor:
-            assert executor._growth is None
+            assert executor._callers._growth is None
 
 
 made: list[int] = []
