@@ -78,7 +78,7 @@ def test_the_net_of_a_step_is_proved_as_well(checked: Cli, tmp_path: Path) -> No
     for name in CACHES:
         options += ["--shape", f"{name}=1,{KEY_HEADS},20,{ELEMENTS}"]
     status, out, _ = checked(path, *options, "--json")
-    step = json.loads(out)["step"]
+    step = json.loads(out)["instead"]
     assert (status, step["holds"], step["pairs_checked"] > 0) == (0, True, True)
     assert step["resources"] > 2 * len(CACHES)
     status, out, _ = checked(path, *options)
