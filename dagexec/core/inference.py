@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dagexec.core.body_types import Seen, Types, types_with_bodies
 from dagexec.core.dtypes import from_numpy
 from dagexec.core.graph import Graph
-from dagexec.core.inferred_types import answer_of, content_form, output_types, typing_form
+from dagexec.core.inferred_types import answer_of, content_form, known_answer, output_types, typing_form
 from dagexec.core.node import Node, operator_label
 from dagexec.core.program import Program
 from dagexec.core.registry import schema_of
@@ -106,12 +106,16 @@ def _each(
             around = body_types(definition, Seen(kinds, read))
             types = types if around is None else tuple(around.outputs)
         if _all_known(kinds) and schema.can_infer(definition):
-            label = operator_label(definition, index, net)
-            call = OperatorCall(definition, definition.arguments(label), kinds, read, label)
-            with suppress(UnknownValueError):
-                answer = answer_of(call, schema)
-                results = (results_of(call, schema, answer.types) or ()) if index in asked else ()
-                types, cost = answer.types, answer.cost(call, schema)
+            known = None if index in asked else known_answer(definition, schema, kinds, read)
+            if known is not None:
+                types, cost = known.types, known.known_cost
+            else:
+                label = operator_label(definition, index, net)
+                call = OperatorCall(definition, definition.arguments(label), kinds, read, label)
+                with suppress(UnknownValueError):
+                    answer = answer_of(call, schema)
+                    results = (results_of(call, schema, answer.types) or ()) if index in asked else ()
+                    types, cost = answer.types, answer.cost(call, schema)
         blobs.update(zip(definition.output, types, strict=True))
         contents.written(definition.output, results)
         yield types, cost

@@ -61,11 +61,25 @@ class Answer:
     types: tuple[TensorType, ...]
     _cost: Cost | None = None
 
+    @property
+    def known_cost(self) -> Cost | None:
+        """The cost, if somebody has asked for it."""
+        return self._cost
+
     def cost(self, call: OperatorCall, schema: OpSchema) -> Cost:
         """The cost of `call`, which is the answered one or equals it."""
         if self._cost is None:
             self._cost = schema.cost(call, self.types)
         return self._cost
+
+
+def known_answer(
+    node: Node, schema: OpSchema, inputs: tuple[TensorType, ...], values: Sequence[Array | None]
+) -> Answer | None:
+    """The answer of an operator that reads such inputs, where an equal one was asked before, with its cost."""
+    form = typing_form(node, schema, values)
+    answer = None if form is None else _known.get((form, schema.infer, inputs))
+    return None if answer is None or answer.known_cost is None else answer
 
 
 def answer_of(call: OperatorCall, schema: OpSchema) -> Answer:
