@@ -14,6 +14,7 @@ os.environ["DAGEXEC_TUNING_SECONDS"] = "0"
 os.environ["DAGEXEC_KERNELS"] = "off"  # no test reads or leaves compiled kernels in the user's folder
 
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from dagexec.cli import main
 from dagexec.core.choices import choices
@@ -23,6 +24,10 @@ from tests import engines
 from tests.command_line import Cli
 
 pytest_plugins = ["tests.selection"]
+
+# Hypothesis would parse every module of dagexec for constants to draw: what a test draws would depend on which modules
+# the tests before it imported, and parsing takes as long as collecting all tests.
+providers.is_local_module_file = lambda _path: False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,27 +47,33 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["DAGEXEC_ON_CUDA_EVERY"] = "1"
 
 
+def pytest_collection() -> None:
+    """What is collected stays: looking through all of it again and again for garbage would take a third of the time."""
+    gc.disable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked `gpu` need one, `ray` and `browser` their options; `simulated` no `--device`."""
+    reasons = {}
     if not config.getoption("--browser"):
-        for item in items:
-            if item.get_closest_marker("browser"):
-                item.add_marker(pytest.mark.skip(reason="needs Chromium: make test-browser"))
+        reasons["browser"] = "needs Chromium: make test-browser"
     if not config.getoption("--ray"):
-        for item in items:
-            if item.get_closest_marker("ray"):
-                item.add_marker(pytest.mark.skip(reason="starts a Ray cluster: make test-ray"))
+        reasons["ray"] = "starts a Ray cluster: make test-ray"
     if config.getoption("--device") is not None:
-        for item in items:
-            if item.get_closest_marker("simulated"):
-                item.add_marker(pytest.mark.skip(reason="is of the simulated device"))
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
+        reasons["simulated"] = "is of the simulated device"
+    needing_gpu = []
+    for item in items:
+        names = {mark.name for mark in item.iter_markers()}
+        for name in names & reasons.keys():
+            item.add_marker(pytest.mark.skip(reason=reasons[name]))
+        if "gpu" in names:
+            needing_gpu.append(item)
+    if not needing_gpu:
         return
     from tests.cuda.emulated import has_gpu
 
     if not has_gpu():
-        for item in marked:
+        for item in needing_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; this machine has none"))
 
 
@@ -70,6 +81,7 @@ def pytest_collection_finish() -> None:
     """Tests that collect garbage go through what was made since, not through all modules and tests again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -79,16 +79,21 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None if part is None else f"slow tests: part {part} of {PARTS}; make test-all runs all"
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out slow tests of other parts, and put files with slow ones first, for workers to end at the same time."""
     part = config.stash[_PART]
     if part is None:
         return
-    slow = {item for item in items if item.get_closest_marker("slow")}
-    left_out = [item for item in items if item in slow and part_of_test(item.nodeid) != part]
-    heavy = Counter(item.path for item in slow.difference(left_out))
-    kept = [item for item in items if item not in set(left_out)]
+    heavy: Counter[Path] = Counter()
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        is_slow = item.get_closest_marker("slow") is not None
+        if is_slow and part_of_test(item.nodeid) != part:
+            left_out.append(item)
+        else:
+            kept.append(item)
+            heavy[item.path] += is_slow
     items[:] = sorted(kept, key=lambda item: -heavy[item.path])
     config.hook.pytest_deselected(items=left_out)
     config.stash[_COUNTS].update(item.nodeid.partition("::")[0] for item in left_out)
