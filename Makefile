@@ -172,36 +172,21 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
+# Modules are compiled when they are first imported, as most never are.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onednn,plot,examples,mpi]'
+	$(INSTALL) -e '.[onednn,plot,examples,mpi]'
 	touch $@
 
-$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
-	touch $@
+# What .ci/run needs, at once.
+$(VENV)/.installed-ci: pyproject.toml | $(VENV)/bin/python
+	$(INSTALL) -e '.[dev,ray,browser,docs]'
+	touch $(addprefix $(VENV)/.installed-,test dev ray browser docs ci)
 
-$(VENV)/.installed-browser: $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,browser]'
-	touch $@
-
-$(VENV)/.installed-docs: $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,docs]'
-	touch $@
-
-$(VENV)/.installed-ray: $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,ray]'
-	touch $@
-
-$(VENV)/.installed-bench: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
-	touch $@
-
-$(VENV)/.installed-bench-models: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench-models]'
-	touch $@
-
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+$(VENV)/.installed-browser $(VENV)/.installed-docs $(VENV)/.installed-ray: $(VENV)/.installed-test
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python
+	$(INSTALL) -e '.[$*]'
 	touch $@
 
 $(CUDA_VENV)/.installed: pyproject.toml

@@ -2,8 +2,9 @@
 
 Tests marked `slow` take more than 0.4 s, or are some of very many that repeat the same logic. `--part` says how many
 of them run: "all", or one part of PARTS, by number. "commit" takes the number from the commit that is checked out: it
-is the count of its ancestors, so PARTS commits one after another run every test. Which part a test is in follows from
-its name alone, so other tests that come and go do not move it.
+is the count of its ancestors, so PARTS commits one after another run every test. Of quick tests with more than MANY
+cases, one case of QUICK_PARTS runs in the same manner. Which part a test is in follows from its name alone, so other
+tests that come and go do not move it.
 
 What was left out is said at the end.
 """
@@ -21,7 +22,8 @@ from typing import Any
 
 import pytest
 
-PARTS = 16
+PARTS = 32
+QUICK_PARTS, MANY = 4, 8
 ROOT = Path(__file__).parent.parent
 _LEFT_OUT = "left out"  # key of what a worker of xdist sends
 _PART: pytest.StashKey[int | None] = pytest.StashKey()
@@ -45,6 +47,11 @@ def number_of_commit(root: Path = ROOT) -> int:
 def part_of_test(name: str) -> int:
     """The part that a slow test is in, by its node id."""
     return zlib.crc32(name.encode()) % PARTS
+
+
+def part_of_case(name: str) -> int:
+    """The part that a quick case is in, by its parameters: tests of one file share what a fixture makes for these."""
+    return zlib.crc32(name.partition("[")[2].encode()) % QUICK_PARTS
 
 
 def chosen_part(text: str) -> int | None:
@@ -76,29 +83,37 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Which part runs."""
     part = config.stash[_PART]
-    return None if part is None else f"slow tests: part {part} of {PARTS}; make test-all runs all"
+    if part is None:
+        return None
+    quick = f"one of {QUICK_PARTS} cases of quick ones that have more than {MANY}"
+    return f"slow tests: part {part} of {PARTS}, and {quick}; make test-all runs all"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests of other parts, and put files with slow ones first, for workers to end at the same time."""
+    """Leave out tests of other parts, and put files with slow ones first, for workers to end at the same time."""
     part = config.stash[_PART]
     if part is None:
         return
     heavy: Counter[Path] = Counter()
     kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    slow = {item for item in items if item.get_closest_marker("slow")}
+    cases = Counter(_function_of(item) for item in items if item not in slow)
     for item in items:
-        is_slow = item.get_closest_marker("slow") is not None
-        if is_slow and part_of_test(item.nodeid) != part:
-            left_out.append(item)
-        else:
-            kept.append(item)
-            heavy[item.path] += is_slow
+        is_here = part_of_case(item.nodeid) == part % QUICK_PARTS or cases[_function_of(item)] <= MANY
+        if item in slow:
+            is_here = part_of_test(item.nodeid) == part
+            heavy[item.path] += is_here
+        (kept if is_here else left_out).append(item)
     items[:] = sorted(kept, key=lambda item: -heavy[item.path])
     config.hook.pytest_deselected(items=left_out)
     config.stash[_COUNTS].update(item.nodeid.partition("::")[0] for item in left_out)
     if hasattr(config, "workeroutput"):
         config.workeroutput[_LEFT_OUT] = dict(config.stash[_COUNTS])
+
+
+def _function_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -120,7 +135,7 @@ def left_out(counts: Counter[str], part: int | None) -> str:
     """What is said of so many tests left out, by file."""
     files = ", ".join(f"{name.removeprefix('tests/')} {count}" for name, count in sorted(counts.items()))
     return (
-        f"part {part} of {PARTS}: {counts.total()} slow tests of other parts were left out "
+        f"part {part} of {PARTS}: {counts.total()} tests of other parts were left out "
         f"(DAGEXEC_PART={part} make test repeats this, make test-all runs all): {files}"
     )
 

@@ -60,6 +60,7 @@ def blocks(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_embedding_example_of_the_readme_runs(tmp_path: Path) -> None:
     program = blocks("README.md")[0]
     assert sum(bool(line.strip()) for line in program.splitlines()) <= 15

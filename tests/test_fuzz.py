@@ -99,6 +99,7 @@ def test_a_case_is_the_same_whenever_it_is_drawn(seeds: list[Seed]) -> None:
     assert {case.seed.kind for case in drawn} == {seed.kind for seed in seeds}
 
 
+@pytest.mark.slow
 def test_most_cases_differ_from_their_seed(seeds: list[Seed]) -> None:
     cases = Cases(seeds)
     drawn = [cases.case(number) for number in range(100)]

@@ -10,7 +10,9 @@ import pytest
 
 from tests import selection
 
-NAMES = [f"tests/test_a.py::test_b[{number}]" for number in range(60)]
+pytest_plugins = ["pytester"]
+
+NAMES = [f"tests/test_a.py::test_b[{number}]" for number in range(300)]
 
 
 def test_every_test_is_in_one_part_and_every_part_has_some() -> None:
@@ -60,14 +62,32 @@ def test_slow_tests_of_one_part_run_beside_all_others_and_the_rest_is_told(tmp_p
         "import pytest\n"
         "def test_quick(): pass\n"
         "@pytest.mark.slow\n"
-        '@pytest.mark.parametrize("n", range(24))\n'
+        '@pytest.mark.parametrize("n", range(99))\n'
         "def test_slow(n): pass\n"
     )
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--part=3", "-n", "1"]
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
     done = subprocess.run(command, cwd=selection.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    mine = sum(selection.part_of_test(f"test_a.py::test_slow[{n}]") == 3 for n in range(24))
-    assert 0 < mine < 24
+    mine = sum(selection.part_of_test(f"test_a.py::test_slow[{n}]") == 3 for n in range(99))
+    assert 0 < mine < 99
     assert f"{1 + mine} passed" in done.stdout
-    assert f"part 3 of {selection.PARTS}: {24 - mine} slow tests of other parts were left out" in done.stdout
+    assert f"part 3 of {selection.PARTS}: {99 - mine} tests of other parts were left out" in done.stdout
+
+
+def test_of_quick_tests_with_many_cases_every_case_runs_in_one_part_of_a_few(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest('pytest_plugins = ["tests.selection"]\n')
+    pytester.makepyfile(
+        "import pytest\n"
+        f'@pytest.mark.parametrize("n", range({selection.MANY + 1}))\n'
+        "def test_many(n): pass\n"
+        f'@pytest.mark.parametrize("n", range({selection.MANY}))\n'
+        "def test_few(n): pass\n"
+    )
+    runs = []
+    for part in range(selection.QUICK_PARTS):
+        passed, _, _ = pytester.inline_run(f"--part={part}").listoutcomes()
+        runs.append({report.nodeid.partition("::")[2] for report in passed})
+    assert all({f"test_few[{n}]" for n in range(selection.MANY)} <= run for run in runs)
+    many = sorted(name for run in runs for name in run if "many" in name)
+    assert many == sorted(f"test_many[{n}]" for n in range(selection.MANY + 1))

@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dagexec.analysis.bounds import Idle, IdleInterval, PathStep, RunBounds
 from dagexec.analysis.comparison import Comparison
 from dagexec.analysis.explanation import explain
@@ -40,6 +42,7 @@ def test_a_runtime_that_is_slower_than_simplenet_is_called_slower() -> None:
     assert comparison.finding == "dag, 2 workers, against SimpleNet: 1.25 times as slow (1.2 to 1.3)."
 
 
+@pytest.mark.slow
 def test_the_commands_say_it_and_write_pages(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     status, shown, _ = cli("compare", "zoo:lenet", "--repeat", "2", "--explain", "--report", str(page))

@@ -225,6 +225,7 @@ def test_scale_and_zero_point_errors_reach_the_caller() -> None:
         executor.run({"x": normal(2, 4, 6, 6)})
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_json(cli: Cli) -> None:
     options = ("--samples", 2, "--repeat", 2)
     status, out, _ = cli("compare", "zoo:lenet", "--dtype", "int8", "--layers", *options)
@@ -240,6 +241,7 @@ def test_the_command_prints_a_table_and_json(cli: Cli) -> None:
     assert found["outputs"][0]["top_1"] == 1.0
 
 
+@pytest.mark.slow
 def test_the_command_compares_on_the_inputs_of_a_file(cli: Cli, tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", data=np.ones((1, 1, 28, 28), F32))
     arguments = ("compare", "zoo:lenet", "--dtype", "int8", "--input", tmp_path / "in.npz", "--repeat", 1, "--json")

@@ -148,6 +148,7 @@ def test_a_row_is_predicted_from_its_own_plan_and_workers() -> None:
         assert row.predicted_ratio == pytest.approx(row.predicted_ms / row.median_ms)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_of_what_if_and_the_same_as_json(cli: Cli) -> None:
     options = ("compare", "zoo:lenet", "--repeat", 1, "--net-type", "dag", "--what-if", "1,4", "--streams", "2")
     status, out, _ = cli(*options)

@@ -34,6 +34,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "caffe2"
 GIVEN = ("--no-optimize",)
 
 
+@pytest.mark.slow
 def test_a_command_ends_without_passes_over_all_objects() -> None:
     told = "atexit.register(lambda: print(gc.get_freeze_count() > 10_000))"
     program = (

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import dagexec
 from tests.command_line import Cli
@@ -24,6 +25,7 @@ def test_a_plan_is_built_and_run_with_the_bytes_of_the_model(cli: Cli, tmp_path:
         assert executor.net_type == "simple"
 
 
+@pytest.mark.slow
 def test_the_model_of_a_plan_is_inspected_and_compared(cli: Cli, tmp_path: Path) -> None:
     plan = tmp_path / "lenet.dagexec"
     cli("build", "zoo:lenet", "-o", str(plan))

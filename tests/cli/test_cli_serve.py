@@ -79,7 +79,7 @@ def expected() -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_http_and_grpc_answer_alike_until_a_signal(stop: signal.Signals) -> None:
     with served(LENET, "--grpc-port", "0") as server:
         http, grpc = server.wait_for(r"listening at http://(\S+), gRPC at (\S+)").groups()
@@ -132,6 +132,7 @@ def test_a_file_configures_what_the_command_line_does_not(tmp_path: Path) -> Non
         assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_leaves_the_others_serving(tmp_path: Path) -> None:
     (tmp_path / "torn.onnx").write_bytes(b"\xff" * 100)
     with served("torn=torn.onnx", LENET, folder=tmp_path) as server:
@@ -203,6 +204,7 @@ def request_in_flight(folder: Path) -> Iterator[HeldRequest]:
 needs_named_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the test and the model meet at named pipes")
 
 
+@pytest.mark.slow
 @needs_named_pipes
 def test_a_signal_lets_a_request_in_flight_finish_and_refuses_the_next(tmp_path: Path) -> None:
     with request_in_flight(tmp_path) as held, httpx.Client(base_url=held.url, timeout=PATIENCE) as late:

@@ -51,7 +51,9 @@ def test_a_finished_training_is_only_measured_again(cli: Cli, tmp_path: Path) ->
     assert found["test"]["accuracy"] > 0.5
 
 
-@pytest.mark.parametrize("reduction", ["allreduce", "tree", "ring"])
+@pytest.mark.parametrize(
+    "reduction", ["allreduce", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tree", "ring"))]
+)
 def test_several_devices(cli: Cli, reduction: str) -> None:
     status, out, err = cli(
         "train", SCRIPT, "--json", "--epochs", 1, "--device", "sim:0", "--device", "sim:1", "--reduction", reduction

@@ -28,6 +28,7 @@ def dagexec_process(*words: str, **variables: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 def test_python_m_tells_the_version() -> None:
     assert dagexec_process("--version").stdout == f"dagexec {dagexec.__version__}\n"
 

@@ -116,6 +116,7 @@ def test_a_model_of_two_files_without_room_leaves_neither(monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_model_of_two_files_replaces_both(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(onnx_model, "_MOST_IN_ONE_FILE", 1000)
     model = load_model("zoo:lenet")

@@ -47,6 +47,7 @@ CLUSTERS = st.builds(
 LOADS = st.sampled_from([Poisson(2.0), Trace([0.0, 0.1, 0.1, 3.0]), ClosedLoop(1), ClosedLoop(7, Exponential(1.0))])
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(cluster=CLUSTERS, load=LOADS, seed=st.integers(0, 3))
 def test_every_request_is_answered_refused_or_failed_after_the_time_that_it_takes(
@@ -104,6 +105,7 @@ def test_a_front_end_on_the_machine_of_the_replicas_takes_their_time() -> None:
     assert simulate(shared, load, 2_000).throughput == pytest.approx(2 / 1.25, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_request_is_sent_to_another_replica_once_and_fails_with_that_one() -> None:
     cluster = Cluster(Constant(1.0), replicas=3, failures=Failures(5.0, 1.0))
     outcome = simulate(cluster, Poisson(1.0), 20_000, seed=1)

@@ -52,7 +52,7 @@ def erlang_c(servers: int, load: float) -> float:
     return last / (sum(terms) + last)
 
 
-@pytest.mark.parametrize("rate", [0.3, 0.7])
+@pytest.mark.parametrize("rate", [0.3, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_one_exponential_replica_is_m_m_1(rate: float) -> None:
     cluster, load = Cluster(Exponential(1.0)), Poisson(rate)
     agree(cluster, load, mean, 1 / (1 - rate))
@@ -62,7 +62,9 @@ def test_one_exponential_replica_is_m_m_1(rate: float) -> None:
     agree(cluster, load, lambda outcome: outcome.replica_utilization, rate)
 
 
-@pytest.mark.parametrize(("servers", "rate"), [(2, 1.4), (4, 3.2), (16, 13.5)])
+@pytest.mark.parametrize(
+    ("servers", "rate"), [(2, 1.4), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(4, 3.2), (16, 13.5)])]
+)
 def test_replicas_with_one_request_each_and_a_queue_before_them_are_m_m_c(servers: int, rate: float) -> None:
     cluster = Cluster(Exponential(1.0), replicas=servers, max_outstanding=1)
     waits, slack = erlang_c(servers, rate), servers - rate
@@ -74,7 +76,8 @@ def test_replicas_with_one_request_each_and_a_queue_before_them_are_m_m_c(server
         agree(cluster, Poisson(rate), lambda outcome: float((outcome.latencies > time).mean()), longer)  # noqa: B023
 
 
-@pytest.mark.parametrize("rate", [0.5, pytest.param(0.8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.5, 0.8])
 def test_one_replica_of_constant_time_is_m_d_1(rate: float) -> None:
     agree(Cluster(Constant(1.0)), Poisson(rate), mean, 1 + rate / (2 * (1 - rate)))
 

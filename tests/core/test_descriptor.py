@@ -158,6 +158,7 @@ def test_a_run_of_axes_that_are_not_there_is_refused(run: Any) -> None:
         TensorDescriptor.packed(SHAPE).is_partially_packed(run)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(small_descriptors())
 def test_overlapping_is_two_indices_with_one_address(descriptor: TensorDescriptor) -> None:

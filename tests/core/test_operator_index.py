@@ -35,6 +35,7 @@ def test_what_a_net_does_not_use_is_not_imported() -> None:
     assert int(fresh(program)) < 60  # of 350
 
 
+@pytest.mark.slow
 def test_a_type_that_the_file_lacks_is_found_all_the_same() -> None:
     program = """if True:
         import dagexec
@@ -45,6 +46,7 @@ def test_a_type_that_the_file_lacks_is_found_all_the_same() -> None:
     assert fresh(program).split() == ["Relu", "Celu"]
 
 
+@pytest.mark.slow
 def test_an_unknown_type_is_told_what_is_near_among_those_not_imported() -> None:
     program = """if True:
         import dagexec

@@ -70,6 +70,7 @@ def test_all_accesses_of_a_step_are_ordered() -> None:
             assert proof.holds, [str(found) for found in proof.unordered]
 
 
+@pytest.mark.slow
 def test_without_nccl_sums_go_by_copies_between_the_devices_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -153,6 +153,7 @@ def test_hadolint_finds_nothing() -> None:
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.slow
 def test_a_server_with_this_configuration_answers_probes_and_drains(tmp_path: Path) -> None:
     arguments = [configured(tmp_path) if "serve.toml" in text else text for text in CONTAINER["args"]]
     with served(*arguments, "--host", "127.0.0.1", "--grpc-port", "0") as server:

@@ -166,6 +166,7 @@ def test_a_replica_that_is_added_serves_who_waits() -> None:
 events = st.lists(st.tuples(st.sampled_from(["arrive", "inline", "end", "withdraw"]), st.integers(0, 9)), max_size=80)
 
 
+@pytest.mark.slow
 @given(events, st.integers(1, 3), st.sampled_from([None, 0, 1, 2]))
 def test_after_any_events_each_request_is_in_one_place_and_no_replica_is_idle_while_one_waits(
     history: list[tuple[str, int]], count: int, limit: int | None

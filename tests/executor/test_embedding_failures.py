@@ -369,6 +369,7 @@ def test_a_request_cancelled_just_before_it_is_handed_to_a_worker_is_over_at_onc
         running.result(PATIENCE)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_many_requests_that_cannot_be_fed_fail_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object) -> None:

@@ -221,6 +221,7 @@ def test_arenas_of_executors_on_one_pool_are_reported_and_given_back(collected: 
         assert usage() == 2 * alone > 0
 
 
+@pytest.mark.slow
 def test_arenas_of_all_executors_of_a_meter_are_added_and_forgotten_with_them(collected: Collected) -> None:
     def usage() -> dict[str, int]:
         found = collected.instruments()

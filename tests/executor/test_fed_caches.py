@@ -78,6 +78,7 @@ def test_bytes_depend_on_the_sizes_alone(executor: Executor) -> None:
     assert together == [alone[length] for length in lengths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_bytes_depend_on_the_sizes_alone_where_another_input_is_as_long_by_chance(masked: bool) -> None:
     context = np.random.default_rng(1).standard_normal((1, 24, WIDTH), np.float32)
@@ -110,6 +111,7 @@ def test_a_step_may_be_warmed_up_for_sessions(way: str) -> None:
         assert step.net().preparation_statistics().made == before == 1
 
 
+@pytest.mark.slow
 def test_nets_that_were_let_go_of_are_made_again_and_what_they_ran_is_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -116,6 +116,7 @@ def play(joined: Executor, alone: Executor, seed: int, rounds: int) -> int:
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_in_any_composition_have_the_bytes_of_a_session_alone(
     joined: Executor, alone: Executor, seed: int
@@ -166,6 +167,7 @@ def compositions(count: int, most: int = 32) -> int:
     return rows
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_its_company() -> None:
     assert compositions(60) > 300
 
@@ -179,6 +181,7 @@ def written(session: Session, parts: Sequence[Mapping[str, Array]]) -> list[byte
     return [session.run(part)["scores"].tobytes() for part in parts]
 
 
+@pytest.mark.slow
 def test_threads_join_as_tasks_do(joined: Executor, alone: Executor) -> None:
     parts = [[tokens(4 + n, n), *[tokens(1, 100 * n + step) for step in range(1, 40)]] for n in range(6)]
     with ThreadPoolExecutor(6) as pool:
@@ -187,7 +190,7 @@ def test_threads_join_as_tasks_do(joined: Executor, alone: Executor) -> None:
     assert joined_rows(joined) > 0
 
 
-@pytest.mark.parametrize("options", [{"placed": True}, {}], ids=str)
+@pytest.mark.parametrize("options", [{"placed": True}, pytest.param({}, marks=pytest.mark.slow)], ids=str)
 def test_values_are_the_peers(options: dict[str, Any]) -> None:
     model, random = decoder(**options), np.random.default_rng(0)
     lengths = [np.cumsum([5 + n, *[1] * 12]) for n in range(4)]

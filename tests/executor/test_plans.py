@@ -192,6 +192,7 @@ def test_errors_and_types_are_in_the_words_of_the_model_as_it_was_given(tmp_path
             opened.run(rows(), outputs=["a"])
 
 
+@pytest.mark.slow
 def test_the_same_model_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(SMALL.SerializeToString())
     script = "import sys, dagexec; dagexec.build(sys.argv[1], sys.argv[2], dagexec.CompileOptions()).close()"

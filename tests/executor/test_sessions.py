@@ -95,7 +95,7 @@ def test_a_recurrent_net_goes_on_where_the_run_before_ended() -> None:
             np.testing.assert_allclose(array, state[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_decoder_gives_the_peers_values_at_every_length(executor: Executor, batch: int) -> None:
     peer, session = Peer(decoder(), batch), executor.session()
     for number, count in enumerate(PROMPT_AND_STEPS):
@@ -109,6 +109,7 @@ def test_a_decoder_gives_the_peers_values_at_every_length(executor: Executor, ba
         np.testing.assert_allclose(array, peer.caches[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_the_caller_feeds_may_grow_with_the_caches() -> None:
     model = decoder(2, masked=True)
     peer, total = Peer(model, 2), 0
@@ -149,6 +150,7 @@ def test_every_runtime_gives_the_same_bytes(executor: Executor, options: dict[st
         assert scores(other.session(), parts) == scores(executor.session(), parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"optimize": False}, {"device": "sim:0"}], ids=str)
 def test_nets_as_they_are_and_devices_keep_states(options: dict[str, Any]) -> None:
     peer = Peer(decoder())

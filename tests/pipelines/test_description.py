@@ -85,6 +85,7 @@ def test_a_step_that_is_edited_within_the_second_is_the_new_one(folder: Path, mo
     assert not (folder / "__pycache__").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_a_description_for_a_model(folder: Path, cli: Cli) -> None:
     file, shape = str(folder / "diamond.toml"), "data=3,8"
     trace, output, feeds = folder / "trace.json", folder / "out.npz", folder / "in.npz"

@@ -28,8 +28,15 @@ def digits() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("net_type", ["dag", "async_dag"])
-@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize(
+    ("device", "net_type"),
+    [
+        ("cpu", "dag"),
+        pytest.param("cpu", "async_dag", marks=pytest.mark.slow),
+        ("sim:0", "dag"),
+        ("sim:0", "async_dag"),
+    ],
+)
 def test_pages_are_read_and_the_pipeline_is_proved_and_watched(digits: ModuleType, net_type: Any, device: str) -> None:
     with dagexec.compile(digits.ocr(), net_type=net_type, device=device, num_workers=2) as executor:
         for seed in range(5):

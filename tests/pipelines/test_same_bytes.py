@@ -44,6 +44,7 @@ def assert_same_bytes(models: Mapping[str, dagexec.Model], feeds: Mapping[str, M
             assert found[f"{name}:{one}"].tobytes() == array.tobytes(), (name, one)
 
 
+@pytest.mark.slow
 def test_models_of_many_kinds_keep_their_bytes_in_one_net() -> None:
     models = {name: dagexec.load_model(f"zoo:{name}") for name in ("lenet", "resnet20", "squeezenet")}
     feeds = {name: random_feeds(model) for name, model in models.items()}

@@ -104,6 +104,7 @@ def test_a_loss_that_is_no_number_is_a_word() -> None:
     Report("net", (), [TrainingSection([StepReport(1, 1, {"loss": float("inf")}, 1, 1.0)], [])]).html()
 
 
+@pytest.mark.slow
 def test_the_commands_write_pages(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "check.html"
     assert cli("check", "zoo:lenet", "--report", page)[0] == 0

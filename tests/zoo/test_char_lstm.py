@@ -73,6 +73,7 @@ def test_the_readme_is_learnt_to_below_1_5_nats_a_character() -> None:
     assert sum(word in words for word in re.findall(r"\w+", written)) >= 5, f"no words of the text in {written!r}"
 
 
+@pytest.mark.slow
 def test_every_net_type_learns_the_same_bytes() -> None:
     text = README.read_text(encoding="utf-8")
     model = CharLSTM(CharLSTM.of(text).characters, embedding=8, hidden=16)

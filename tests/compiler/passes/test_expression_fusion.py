@@ -96,6 +96,7 @@ def expressions(draw: st.DrawFn) -> Expression:
     return nodes[-1]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(expression=expressions(), rows=st.integers(1, 3), data=st.data())
 def test_random_expressions_are_computed_by_all_engines(expression: Expression, rows: int, data: st.DataObject) -> None:

@@ -92,7 +92,7 @@ def test_what_mixes_rows_stays_outside() -> None:
     assert found.count("PaddedRows") == found.count("Softmax") - 1 == EXPERTS
 
 
-@pytest.mark.parametrize("bias", [0.0, 50.0, -50.0])
+@pytest.mark.parametrize("bias", [0.0, *(pytest.param(ahead, marks=pytest.mark.slow) for ahead in (50.0, -50.0))])
 @pytest.mark.parametrize("behind", ["", "Softmax"])
 def test_any_rows_are_what_onnxruntime_computes(behind: str, bias: float) -> None:
     model, random = mixture(behind, bias), np.random.default_rng(1)
@@ -111,6 +111,7 @@ def test_any_rows_are_what_onnxruntime_computes(behind: str, bias: float) -> Non
             np.testing.assert_array_equal(executor.run({"x": x})[Y], y)
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_rows_that_were_there_before() -> None:
     random = np.random.default_rng(2)
     feeds = [random.standard_normal((count, WIDTH)).astype(np.float32) for count in (40, 3, 21, 40, 11)]

@@ -31,7 +31,7 @@ def test_names_of_modules_become_groups() -> None:
         [f"blob_{n}" for n in range(10_000)],
         [f"/block/part{n % 7}/inner.{n % 300}/op" for n in range(10_000)],
         ["/".join(["deep"] * 50) + f"/{n}" for n in range(500)],
-        [f"m{n}/a" for n in range(50_000)],
+        pytest.param([f"m{n}/a" for n in range(50_000)], marks=pytest.mark.slow),
         ["/", "//", "a/", "/a", "a//b"] * 100,
     ],
 )

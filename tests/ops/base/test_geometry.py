@@ -108,6 +108,7 @@ def test_a_global_window_is_the_image() -> None:
     assert tap_count(axes) == 120
 
 
+@pytest.mark.slow
 @given(st.one_of(geometries(), geometries(pooling=True)))
 @drawn(300)
 def test_trimmed_windows_read_the_same_pixels_with_no_tap_to_spare_at_the_ends(geometry: Geometry) -> None:

@@ -49,6 +49,7 @@ def test_parts_of_any_size_give_the_same(case: Case) -> None:
         check(case)
 
 
+@pytest.mark.slow
 @given(cases())
 @drawn(60)
 def test_steps_made_in_every_run_give_the_same(case: Case) -> None:

@@ -117,6 +117,7 @@ def expressions(draw: st.DrawFn) -> Expression:
     return nodes[-1]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(expression=expressions(), rows=st.integers(1, 3), data=st.data())
 def test_random_expressions_are_computed_by_all_engines(expression: Expression, rows: int, data: st.DataObject) -> None:
@@ -154,7 +155,10 @@ def test_minus_infinity_in_a_mask_takes_a_member_away(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("expression", [LAYER, MASKED, X - row_sum(A) * row_mean(B)])
+@pytest.mark.parametrize(
+    "expression",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in (LAYER, MASKED)), X - row_sum(A) * row_mean(B)],
+)
 def test_a_rows_bytes_do_not_depend_on_the_batch(expression: Expression, engine: str) -> None:
     arrays = [numbers(300, 4, 233), numbers(4, 233), numbers(233)][: len(inputs_of(expression))]
     y = computed(expression, arrays, engine)

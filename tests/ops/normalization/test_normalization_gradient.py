@@ -40,6 +40,7 @@ def affine(op_type: str, arguments: dict[str, Any], shape: tuple[int, ...]) -> l
     return [rng.normal(size=size), rng.normal(size=size)]
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     batch=st.integers(1, 2),

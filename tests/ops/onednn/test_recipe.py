@@ -197,6 +197,7 @@ def test_who_follows_goes_on_with_the_implementation_for_all_batches(asked: Coun
         assert asked["FC"] == 2
 
 
+@pytest.mark.slow
 def test_a_recipe_goes_with_the_last_preparation_that_follows_it_or_when_others_are_the_latest(
     asked: Counter[str],
 ) -> None:

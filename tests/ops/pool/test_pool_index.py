@@ -98,6 +98,7 @@ def test_a_window_of_nothing_but_padding_has_index_minus_one(flat: int) -> None:
     assert mask.tolist() == [[[-1], [-1]]]
 
 
+@pytest.mark.slow
 def test_windows_of_more_than_255_taps_are_counted_right() -> None:
     check(PoolCase(OP, Geometry((20, 18), (17, 16), (1, 1), (1, 1), (3, 2, 1, 0)), 1, 1))
     falling = np.arange(400, 0, -1, dtype=np.float32).reshape(1, 1, 20, 20)

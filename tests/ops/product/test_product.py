@@ -107,6 +107,7 @@ def test_matmul_of_integers_is_exact() -> None:
     assert run_operator("MatMul", [a, b])[0].tolist() == [[2**61 + 15]]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), m=st.integers(1, 3), k=st.integers(0, 3), n=st.integers(1, 3))
 def test_batch_matmul_with_broadcast_follows_numpy(data: st.DataObject, m: int, k: int, n: int) -> None:

@@ -193,6 +193,7 @@ def test_asyncio_tasks_and_their_threads_are_the_schedules() -> None:
     assert len({tuple(order) for order in results(scenario)}) > 1
 
 
+@pytest.mark.slow
 def test_trio_tasks_and_their_threads_are_the_schedules() -> None:
     async def main() -> tuple[str, float]:
         order = ""

@@ -136,6 +136,7 @@ def test_callers_of_all_kinds_end_as_documented_and_leave_nothing(net_type: str,
     assert {"cancelled", "ClosedError"} <= set(outcomes)
 
 
+@pytest.mark.slow
 def test_a_mixture_is_the_same_for_the_same_seed() -> None:
     for seed in range(8):
         schedules = [explore(mixture(seed, "async_dag", "sim:0", False), seed) for _ in range(2)]

@@ -168,6 +168,7 @@ def test_the_pool_is_right_under_every_schedule_with_few_preemptions(
     assert search.tried > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parents", "workers"), [([[]], 2), (FORK, 2)])
 def test_workers_are_given_threads_when_they_are_woken_under_every_schedule(
     parents: list[list[int]], workers: int

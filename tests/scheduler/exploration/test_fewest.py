@@ -31,7 +31,9 @@ def failing(scenario: Callable[[], object], seeds: int) -> Iterator[ExploredSche
     return (one for one in (explore(scenario, seed) for seed in range(seeds)) if one.failure is not None)
 
 
-@pytest.mark.parametrize("scenario", [lost_update, check_then_act, locks_in_two_orders])
+@pytest.mark.parametrize(
+    "scenario", [lost_update, check_then_act, pytest.param(locks_in_two_orders, marks=pytest.mark.slow)]
+)
 def test_every_failing_schedule_of_a_race_shrinks_to_its_one_preemption(scenario: Callable[[], object]) -> None:
     assert systematic(scenario, preemptions=0).failed is None
     for failed in itertools.islice(failing(scenario, 100), 5):

@@ -57,6 +57,7 @@ def test_json_has_the_counts_and_the_guards(checked: Cli) -> None:
     assert found["seconds"] < 5
 
 
+@pytest.mark.slow
 def test_one_stream_needs_no_event(checked: Cli) -> None:
     _, out, _ = checked("zoo:squeezenet", "--streams", 1, "--json")
     found = json.loads(out)
@@ -71,6 +72,7 @@ def test_a_folder_of_caffe2_is_proved_for_every_net_type(checked: Cli, net_type:
     assert (status, found["holds"], found["by_name"]) == (0, True, False)
 
 
+@pytest.mark.slow
 def test_the_net_of_a_step_is_proved_as_well(checked: Cli, tmp_path: Path) -> None:
     path = tmp_path / "decoder.onnx"
     path.write_bytes(decoder().SerializeToString())

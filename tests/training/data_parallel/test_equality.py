@@ -142,6 +142,7 @@ def test_after_a_step_all_devices_have_the_same_bytes(reduction: str) -> None:
             assert len({copy.tobytes() for copy in copies}) == 1, name
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_with_other_devices_and_another_reduction() -> None:
     data = batches(12)
     with parallel_images(lenet, ["cpu"] * 2) as model:
