@@ -25,6 +25,7 @@ from dagexec.compiler.length_rules import (
     numbers,
     viewed,
 )
+from dagexec.compiler.length_tails import Followed, Tail, tail_of
 from dagexec.compiler.positions import FIXED, LENGTH, Positions, result_of
 from dagexec.core.dtypes import INT64
 from dagexec.core.inference import Probed, probed_outputs
@@ -57,11 +58,13 @@ class Sized:
 
     Attributes:
         model: it, with an input more, the length.
-        outputs: the axes of each that are as long.
+        outputs: the axes of each that are as long; of blobs that the tail reads, too.
+        tail: what computes the other outputs of the model, from the first positions of those; None for none.
     """
 
     model: Model
     outputs: Mapping[str, tuple[int, ...]]
+    tail: Tail | None
 
 
 def sized_net(model: Model, types: Mapping[str, TensorType], axes: Mapping[str, int]) -> Sized:
@@ -81,11 +84,14 @@ class _Sized:
             name: Known(Probed.of_constant(array, self._count), positions=numbers(array))
             for name, array in model.parameters.items()
         }
-        self._nodes: list[Node] = []
+        self._followed: list[Followed] = []
+        self._writers: dict[str, int] = {}
+        self._reason = "no attention is among positions"
         self._alike: dict[Hashable, tuple[str, Sequence[Known]]] = {}
         for node in model.init_program.op:
             self._follow(node, is_asked=False)
-        self._nodes.clear()  # they stay where they are
+        self._followed.clear()  # they stay where they are
+        self._writers.clear()
         for name, kind in types.items():
             axis = axes.get(name)
             sized = [_with_size(kind, axis, length) for length in _LENGTHS]
@@ -98,23 +104,47 @@ class _Sized:
         asked = asked_operators(operators, [schema_of(node.type) for node in operators])
         for index, node in enumerate(operators):
             self._follow(node, is_asked=index in asked)
-        if not any(node.type == SIZED_ATTENTION for node in self._nodes):
-            raise NotSizedError("no attention is among positions")
-        outputs: dict[str, tuple[int, ...]] = {}
-        for name in model.outputs:
-            known = self._known[name]
-            if known.is_counted or any((one.each, one.before) != (1, 1) for one in known.rows):
-                raise NotSizedError(f"output {name!r} depends on the length otherwise")
-            outputs[name] = tuple(known.axes)
-        nodes = (new_node(OPEN_LENGTH, [LENGTH_INPUT], [_OPENED]), *self._nodes)
+        nodes = [one.sized for one in self._followed if one.sized is not None]
+        if not any(node.type == SIZED_ATTENTION for node in nodes):
+            raise NotSizedError(self._reason)
+        writers = [(name, self._writers.get(name)) for name in model.outputs]
+        late = [(name, number) for name, number in writers if number is not None and not self._is_cut(name, number)]
+        tail = tail_of(model, self._followed, late) if late else None
+        names = [name for name, number in writers if (name, number) not in late]
+        names += [] if tail is None else [name for name in tail.blobs if name not in names]
+        outputs = {name: tuple(self._known[name].axes) for name in names}
         made = model.changed(
-            net=type(model.program)(nodes, model.program.header),
+            net=type(model.program)((new_node(OPEN_LENGTH, [LENGTH_INPUT], [_OPENED]), *nodes), model.program.header),
             inputs={**model.inputs, LENGTH_INPUT: InputInfo(INT64, (1,))},
+            outputs=tuple(names),
         )
-        return Sized(made, outputs)
+        return Sized(made, outputs, tail)
+
+    def _is_cut(self, name: str, number: int) -> bool:
+        return self._followed[number].is_cut(name)
 
     def _follow(self, node: Node, *, is_asked: bool) -> None:
-        """Find out what is known of the outputs of an operator, and put it into the net."""
+        """Find out what is known of the outputs of an operator, and what takes its place."""
+        writers = [self._writers.get(name) for name in node.input]
+        try:
+            op_type, known = self._shown(node, is_asked=is_asked)
+        except NotSizedError as reason:
+            if not any(number is not None and self._followed[number].sized is None for number in writers):
+                self._reason = str(reason)
+            self._followed.append(Followed(node, None, (), writers))
+            for name in node.output:
+                self._known.pop(name, None)
+        else:
+            sized = node
+            if op_type != node.type:
+                inputs_too = (*node.input, _OPENED)
+                sized = Node(op_type, inputs_too, node.output, node.values, name=node.name, engine=node.engine)
+            self._followed.append(Followed(node, sized, known, writers))
+            self._known.update(zip(node.output, known, strict=True))
+        self._writers.update(dict.fromkeys(node.output, len(self._followed) - 1))
+
+    def _shown(self, node: Node, *, is_asked: bool) -> tuple[str, Sequence[Known]]:
+        """As `_passed_on`, for operators that are alike once."""
         schema = schema_of(node.type)
         if schema.sub_nets or schema.handles or schema.effects or not schema.reproducible:
             raise NotSizedError(f"{node.type} does more than compute")
@@ -128,12 +158,7 @@ class _Sized:
             passed_on = self._passed_on(node, schema, inputs, is_asked=is_asked)
         if form is not None:
             self._alike[form] = passed_on
-        op_type, known = passed_on
-        if op_type != node.type:
-            inputs_too = (*node.input, _OPENED)
-            node = Node(op_type, inputs_too, node.output, node.values, name=node.name, engine=node.engine)
-        self._known.update(zip(node.output, known, strict=True))
-        self._nodes.append(node)
+        return passed_on
 
     def _passed_on(
         self, node: Node, schema: OpSchema, inputs: Sequence[Known], *, is_asked: bool

@@ -8,7 +8,7 @@ follows from its own length alone, so that results do not depend on what ran bef
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -53,13 +53,19 @@ class _Kind:
         axes: of the inputs that have the length.
         sized: their net.
         executor: runs it.
+        tail: runs what follows at the length that there is; None for nothing.
         computed: full lengths that it has computed.
     """
 
     axes: Mapping[str, int]
     sized: Sized
     executor: ModelRunner
+    tail: ModelRunner | None
     computed: set[int]
+
+    def of_tail(self, names: Iterable[str]) -> list[str]:
+        """Those of these outputs that the tail computes."""
+        return [name for name in names if name not in self.sized.outputs] if self.tail is not None else []
 
 
 class _Sizes(NamedTuple):
@@ -77,21 +83,33 @@ class LengthRun:
     Attributes:
         key: shapes and element types of the inputs.
         sizes: what follows from them.
+        arrays: what the caller feeds.
         fed: what the net is fed.
-        call: what it is asked for.
-        out: the caller's arrays for outputs.
+        call: what the caller asks for.
+        names: the outputs for the caller, and in `of_net` those that the net is asked for.
+        begun: when the run began.
     """
 
     key: Hashable
     sizes: _Sizes
+    arrays: Mapping[str, Array]
     fed: Mapping[str, Array]
     call: Call
-    out: Mapping[str, Array]
+    names: Sequence[str]
+    of_net: Sequence[str] | None
+    begun: float
 
     @property
     def executor(self) -> ModelRunner:
         """It runs the net."""
         return self.sizes.kind.executor
+
+    @property
+    def call_of_net(self) -> Call:
+        """What the net is asked for."""
+        if self.of_net is None and not self.call.out:
+            return self.call
+        return self.call._replace(outputs=self.of_net, out=None)
 
     def results(self, outputs: Outputs) -> Outputs:
         """The first positions of the outputs of the net. Raises FeedError for an array that does not fit."""
@@ -100,12 +118,23 @@ class LengthRun:
     def _result(self, name: str, array: Array) -> Array:
         axes = self.sizes.kind.sized.outputs[name]
         first = array[tuple([slice(self.sizes.length if axis in axes else None) for axis in range(array.ndim)])]
-        target = self.out.get(name)
+        target = (self.call.out or {}).get(name)
         if target is None:
             return np.ascontiguousarray(first)
         check_result(self.executor.model.name, name, first, target)
         target[...] = first
         return target
+
+    def tail(self, results: Outputs) -> tuple[ModelRunner, Mapping[str, Array], Call] | None:
+        """Who computes what follows on these results of the net, of which arrays; None where nothing does."""
+        kind = self.sizes.kind
+        names = kind.of_tail(self.names)
+        if not names or kind.tail is None:
+            return None
+        fed = {name: results[name] if name in results else self.arrays[name] for name in kind.tail.inputs}
+        out = {name: array for name, array in (self.call.out or {}).items() if name in names}
+        left = None if self.call.timeout is None else max(0.0, self.call.timeout - (threads().monotonic() - self.begun))
+        return kind.tail, fed, Call(names, out or None, left, self.call.priority)
 
 
 def axes_of_length(inputs: Mapping[str, InputInfo]) -> dict[str, int]:
@@ -147,11 +176,16 @@ class LengthRuns:
         if run is None:
             return None
         try:
-            outputs = run.executor._run(run.fed, run.call)
+            results = run.results(run.executor._run(run.fed, run.call_of_net))
         except (OperatorError, ShapeError) as error:
             self._refuse(run, error)
             return None
-        return self._results(run, outputs)
+        run.sizes.kind.computed.add(run.sizes.full)
+        tail = run.tail(results)
+        if tail is None:
+            return results
+        executor, fed, call = tail
+        return _both(run, results, executor._run(fed, call))
 
     async def run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs | None:
         """The same in a task."""
@@ -165,16 +199,16 @@ class LengthRuns:
         if run is None:
             return None
         try:
-            outputs = await run.executor._run_async(run.fed, run.call)
+            results = run.results(await run.executor._run_async(run.fed, run.call_of_net))
         except (OperatorError, ShapeError) as error:
             self._refuse(run, error)
             return None
-        return self._results(run, outputs)
-
-    @staticmethod
-    def _results(run: LengthRun, outputs: Outputs) -> Outputs:
         run.sizes.kind.computed.add(run.sizes.full)
-        return run.results(outputs)
+        tail = run.tail(results)
+        if tail is None:
+            return results
+        executor, fed, call = tail
+        return _both(run, results, await executor._run_async(fed, call))
 
     def _refuse(self, run: LengthRun, error: DagexecError) -> None:
         """The full length may be too much for the net; otherwise the net itself fails likewise, in its own words."""
@@ -192,14 +226,18 @@ class LengthRuns:
         if sizes is None:
             return None
         kind, length, full = sizes
-        names = None if call.outputs is None else list(call.outputs)
-        if names is not None and not kind.sized.outputs.keys() >= set(names):
+        names = self._runner.outputs if call.outputs is None else list(call.outputs)
+        if not set(self._runner.outputs) >= set(names):
             return None
-        axes = kind.axes
-        fed = {name: _whole(array, axes.get(name), full) for name, array in arrays.items()}
+        of_net = (
+            None if call.outputs is None and kind.tail is None else [one for one in names if one in kind.sized.outputs]
+        )
+        if of_net is not None and kind.of_tail(names) and kind.sized.tail is not None:
+            of_net += [name for name in kind.sized.tail.blobs if name not in of_net]
+        fed = {name: _whole(array, kind.axes.get(name), full) for name, array in arrays.items()}
         fed[LENGTH_INPUT] = np.array([length])
-        asked = call if names is None and not call.out else call._replace(outputs=names, out=None)
-        return LengthRun(key, sizes, fed, asked, call.out or {})
+        begun = 0.0 if call.timeout is None else threads().monotonic()
+        return LengthRun(key, sizes, arrays, fed, call, names, of_net, begun)
 
     def _arrays(self, feeds: Feeds | npt.ArrayLike) -> tuple[Mapping[str, Array], Hashable]:
         """What is fed to all inputs, and its shapes and element types; nothing for anything but arrays."""
@@ -253,10 +291,21 @@ class LengthRuns:
         except (NotSizedError, DagexecError) as reason:
             logger.info("net %r: each length is prepared: %s", self._model.name, str(reason))
             return None
-        nodes = tuple([(node.type, node.input) for node in sized.model.program.op])
-        if nodes not in self._executors:
-            self._executors[nodes] = self._build(sized.model)
-        return _Kind(axes, sized, self._executors[nodes], set())
+        tail = None if sized.tail is None else self._executor(sized.tail.model)
+        return _Kind(axes, sized, self._executor(sized.model), tail, set())
+
+    def _executor(self, model: Model) -> ModelRunner:
+        """One that runs this net, or one of the same operators."""
+        form = model.outputs, tuple([(node.type, node.input) for node in model.program.op])
+        if form not in self._executors:
+            self._executors[form] = self._build(model)
+        return self._executors[form]
+
+
+def _both(run: LengthRun, results: Outputs, others: Outputs) -> Outputs:
+    """The outputs that were asked for, of those of the net and of its tail."""
+    whole = {**results, **others}
+    return {name: whole[name] for name in run.names}
 
 
 def _whole(array: Array, axis: int | None, full: int) -> Array:

@@ -94,12 +94,6 @@ WRONG = {
     "chance": [new_node("Dropout", ["y"], ["z", "mask"], ratio=0.5)],
 }  # fmt: skip
 
-WHY = {
-    "a sum over positions": "works along axis 1", "a softmax along positions": "works along axis 1",
-    "the length": "output 'z' depends", "positions with others in one axis": "output 'z' depends",
-    "computing with the length": "computes with the length", "chance": "more than compute",
-}  # fmt: skip
-
 MORE: dict[str, Any] = {"starts": [0], "batch": [[0], [1]], "twenty": 20, "far": 100}
 
 
@@ -110,9 +104,40 @@ def test_what_follows_from_first_positions(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not(case: str) -> None:
-    with pytest.raises(NotSizedError, match=WHY.get(case, "Gather|CumSum|Range")):
-        sized(WRONG[case], **NUMBERS, **MORE)
+def test_what_does_not_follows_in_a_tail(case: str) -> None:
+    made = sized(WRONG[case], **NUMBERS, **MORE)
+    assert made.tail is not None
+    assert (made.tail.model.outputs, "z" in made.outputs) == (("z",), False)
+    assert made.tail.model.program.op[-1].output[0] == "z"
+    assert "SizedAttention" not in {node.type for node in made.tail.model.program.op}
+
+
+def test_a_tail_begins_at_blobs_whose_first_positions_are_right() -> None:
+    """What depends on the length otherwise is computed again."""
+    made = sized([
+        new_node("Relu", ["y"], ["r"]), new_node("Reshape", ["r"], ["rows"], shape=[-1, 32]),
+        new_node("Tanh", ["rows"], ["t"]), new_node("ReduceSum", ["t"], ["z"], axes=[0], keepdims=1),
+    ])  # fmt: skip
+    assert made.tail is not None
+    assert [node.type for node in made.tail.model.program.op] == ["Reshape", "Tanh", "ReduceSum"]
+    assert made.tail.blobs == ("r",)
+    assert made.outputs == {"y": (1,), "r": (1,)}
+
+
+REFUSED = {
+    "attention behind a pooling": [
+        new_node("ReduceSum", ["y"], ["s"], axes=[1], keepdims=1), new_node("FusedAttention", ["s", "s", "s"], ["z"]),
+    ],
+    "a tail that reads what is overwritten": [
+        new_node("ReduceSum", ["y"], ["z"], axes=[1], keepdims=1), new_node("Relu", ["y"], ["y"]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_tail(case: str) -> None:
+    with pytest.raises(NotSizedError):
+        sized(REFUSED[case])
 
 
 def test_other_attention_is_left_alone_and_a_net_without_any_has_none() -> None:

@@ -22,8 +22,11 @@ from tests.ops.running import Array
 WIDTH, HEADS, WORDS, PLACES = 32, 4, 50, 70
 
 
-def encoder(*, masked: bool = True) -> ModelProto:
-    """Words and a mask (batch, length), which may be unread, to a vector for each word, by two layers of attention."""
+def encoder(*, masked: bool = True, pooled: bool = False) -> ModelProto:
+    """Words and a mask (batch, length), which may be unread, to a vector for each word, by two layers of attention.
+
+    Where it is `pooled` outputs are also the mean of the words that the mask shows, and the last word.
+    """
     draw = np.random.default_rng(0)
     nodes: list[Any] = []
     weights = [
@@ -61,8 +64,15 @@ def encoder(*, masked: bool = True) -> ModelProto:
         joined = node("Reshape", node("Transpose", mixed, perm=(0, 2, 1, 3)), "whole")
         x = node("Add", x, node("MatMul", joined, weight(WIDTH, WIDTH)))
     texts = [helper.make_tensor_value_info(name, TensorProto.INT64, ["b", "n"]) for name in ("words", "mask")]
-    y = helper.make_tensor_value_info(x, TensorProto.FLOAT, ["b", "n", WIDTH])
-    graph = helper.make_graph(nodes, "encoder", texts, [y], weights)
+    ends = [x]
+    if pooled:
+        weights += [numpy_helper.from_array(np.array(value), name) for name, value in (("minus", -1), ("axis", [1]))]
+        shown = node("Unsqueeze", node("Cast", "mask", to=TensorProto.FLOAT), "minus1")
+        weights.append(numpy_helper.from_array(np.array([2]), "minus1"))
+        total = node("ReduceSum", node("Mul", x, shown), "axis", keepdims=0)
+        ends += [node("Div", total, node("ReduceSum", shown, "axis", keepdims=0)), node("Gather", x, "minus", axis=1)]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ends]
+    graph = helper.make_graph(nodes, "encoder", texts, results, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -194,6 +204,44 @@ def test_a_warm_up_is_of_the_net_for_its_length(executor: Executor) -> None:
     assert of_any_length.net().preparation_statistics().made == 1
     with executor.net_instead(feeds(1, 50)) as instead:
         assert instead == ("any length", of_any_length.net())
+
+
+def pooled_results(feeds: dict[str, Array], outputs: list[str] | None = None) -> dict[str, Array]:
+    session = onnxruntime.InferenceSession(encoder(pooled=True).SerializeToString())
+    names = [one.name for one in session.get_outputs()]
+    wanted = dict(zip(names, session.run(None, feeds), strict=True))
+    return wanted if outputs is None else {name: wanted[name] for name in outputs}
+
+
+def test_what_pools_a_text_follows_at_its_length() -> None:
+    with dagexec.compile(encoder(pooled=True), num_workers=1) as executor:
+        for size in (*SIZES, *SIZES):
+            found, wanted = executor.run(feeds(*size)), pooled_results(feeds(*size))
+            assert list(found) == list(wanted)
+            for name, array in found.items():
+                np.testing.assert_allclose(array, wanted[name], atol=1e-5)
+        tail, of_any_length = executor._beside.members
+        assert [node.type for node in tail.model.program.op] == ["ReduceSum", "ReduceSum", "Div", "Gather"]
+        assert of_any_length.net().preparation_statistics().made < tail.net().preparation_statistics().made
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("places", [[0], [1], [2, 0], [2, 1]])
+async def test_outputs_that_are_asked_for_of_a_net_and_its_tail(places: list[int]) -> None:
+    with dagexec.compile(encoder(pooled=True), num_workers=1) as executor:
+        names = [executor.outputs[place] for place in places]
+        wanted = pooled_results(feeds(2, 33), names)
+        out = {name: np.empty_like(array) for name, array in wanted.items()}
+        for found in (
+            executor.run(feeds(2, 33), outputs=names, out=out),
+            executor.run(feeds(2, 33), outputs=names, timeout=60),
+            await executor.run_async(feeds(2, 33), outputs=names),
+        ):
+            assert list(found) == names
+            for name, array in found.items():
+                np.testing.assert_allclose(array, wanted[name], atol=1e-5)
+        for name, array in out.items():
+            np.testing.assert_allclose(array, wanted[name], atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [*range(1, 40), 100, 129, 257, 1000, 4097])
