@@ -80,7 +80,8 @@ def _profiled(model: Path, feeds: Mapping[str, Any]) -> dict[str, Any]:
     from dagexec.executor.source.loading import load_model
     from dagexec.options import CompileOptions
 
-    options = CompileOptions(shapes={name: array.shape for name, array in feeds.items()}, num_workers=1)
+    shapes = {name: array.shape for name, array in feeds.items()}
+    options = CompileOptions(shapes=shapes, num_workers=1, any_length=False)
     compiled = compile_model(load_model(model), options).model
     arrays = {**compiled.parameters, **feeds}
     types = {name: TensorType(array.shape, from_numpy(array.dtype)) for name, array in arrays.items()}

@@ -121,6 +121,8 @@ class CompileOptions(RunOptions):
         batch_axes: the axis of each input that has one for rows; by default axis 0 wherever its size is free.
         batch_padding: joins requests of different lengths as well, padded to sizes that are given; the caller vouches
             that the model's mask makes padding invisible (`BatchPadding`).
+        any_length: texts of any length run on a net for a full length, somewhat longer, so that a new length is not
+            prepared (docs/memory.md); with False each length is prepared as it is.
         session_bytes: the most bytes that caches of all sessions may take (`Executor.session`); None for no limit but
             the machine's.
         warm_start: prepare and run every replica once with zeros, so that the first request is as fast as later ones
@@ -154,6 +156,7 @@ class CompileOptions(RunOptions):
     max_wait: float = 0.002
     batch_axes: Mapping[str, int] | None = None
     batch_padding: BatchPadding | None = None
+    any_length: bool = True
     session_bytes: int | None = None
     warm_start: bool | Shapes = False
     telemetry: bool | Tracer = False

@@ -284,6 +284,7 @@ def compare(
             num_workers=count,
             intra_op_threads=options.intra_op_threads,
             replicas=replicas,
+            any_length=False,
         )
 
     with ExitStack() as stack:

@@ -115,6 +115,7 @@ def run_command(
                     device=device,
                     streams_per_worker=streams_per_worker,
                     operator_arguments=arguments or None,
+                    any_length=not modeled,
                     progress=line,
                 )
             )
@@ -129,7 +130,10 @@ def run_command(
             start = time.perf_counter()
             outputs = executor.run(feeds)
             seconds.append(time.perf_counter() - start)
-        graph = executor.net().plan.graph
+        share = None
+        if record is not None:
+            graph = executor.net().plan.graph
+            share = foreign_share(graph, record.operator_seconds(len(graph)))
         if report is not None:
             runtime = traced_runtime(executor.net_type, executor.num_workers, executor, feeds)
             write_report(run_report(runtime, executor.model, feeds, loaded), report)
@@ -137,7 +141,6 @@ def run_command(
         with written_atomically(output) as file:
             save_arrays(file, outputs)
     median = statistics.median(seconds) * 1e3
-    share = None if record is None else foreign_share(graph, record.operator_seconds(len(graph)))
     if as_json:
         summary = {name: _summary(array) for name, array in outputs.items()}
         print_json({"model": loaded.name, "net_type": executor.net_type, "median_ms": median, "outputs": summary})

@@ -291,7 +291,8 @@ class Executor(ModelRunner):
             return None
         steps = self._sessions.fed if caches_by_name(self.inputs, self.outputs) else None
         of_lengths = None
-        if any(None in (info.shape or ())[1:] for info in self.inputs.values()):
+        may_vary = any(None in (info.shape or ())[1:] for info in self.inputs.values())
+        if may_vary and self._options.any_length and not self._options.keep:
             of_lengths = lengths.LengthRuns.of(self, self._outlined(), partial(self._beside.made, joins=False))
         return instead.Instead(steps, of_lengths, self._callers) if steps or of_lengths else None
 

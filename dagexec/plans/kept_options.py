@@ -95,6 +95,7 @@ _RUNNING: Mapping[str, Read] = {
     "max_wait": _number,
     "batch_axes": _or_none(_map_of(count)),
     "batch_padding": _or_none(_padding),
+    "any_length": flag,
     "session_bytes": _or_none(count),
     "warm_start": _shapes_or_flag,
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import dagexec
 from dagexec import Executor
 from dagexec.errors import DagexecError, FeedError, OperatorError
 from dagexec.executor.lengths import full_length
+from tests.command_line import Cli
 from tests.executor.decoders import CACHES, ELEMENTS, KEY_HEADS, decoder
 from tests.ops.running import Array
 
@@ -242,6 +245,27 @@ async def test_outputs_that_are_asked_for_of_a_net_and_its_tail(places: list[int
                 np.testing.assert_allclose(array, wanted[name], atol=1e-5)
         for name, array in out.items():
             np.testing.assert_allclose(array, wanted[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("way", [(), ("--trace", "t.json"), ("--report", "r.html")], ids=" ".join)
+def test_the_command_line_runs_a_text_and_shows_the_net_that_ran(
+    cli: Cli, tmp_path: Path, way: tuple[str, ...]
+) -> None:
+    model, shapes = str(tmp_path / "m.onnx"), ("--shape", "words=1,37", "--shape", "mask=1,37")
+    Path(model).write_bytes(encoder().SerializeToString())
+    files = [str(tmp_path / one) if "." in one else one for one in way]
+    status, out, _ = cli("run", model, *shapes, *files)
+    assert (status, "[1, 37, 32]" in out) == (0, True)
+    status, out, _ = cli("check", model, *shapes, "--optimize", "--json")
+    instead = json.loads(out)["instead"]
+    assert (status, instead["for"], instead["holds"]) == (0, "any length", True)
+
+
+def test_each_length_may_be_prepared_as_it_is(executor: Executor) -> None:
+    with dagexec.compile(encoder(), num_workers=1, any_length=False) as exact:
+        for size in SIZES:
+            assert only(exact.run(feeds(*size))).tobytes() == only(executor.run(feeds(*size))).tobytes()
+        assert exact.net().preparation_statistics().made == len(SIZES)
 
 
 @pytest.mark.parametrize("length", [*range(1, 40), 100, 129, 257, 1000, 4097])
