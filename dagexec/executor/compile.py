@@ -27,6 +27,7 @@ from dagexec.scheduler.workers.place import Place
 
 if not TYPE_CHECKING:
     batch_axes = LazyModule("dagexec.executor.batching.axes")
+    branches = LazyModule("dagexec.executor.branches")
     compilation = LazyModule("dagexec.compiler.compilation")
     metrics = LazyModule("dagexec.executor.telemetry.metrics")
     opening = LazyModule("dagexec.executor.opening")
@@ -34,7 +35,7 @@ if not TYPE_CHECKING:
     spans = LazyModule("dagexec.executor.telemetry.spans")
 else:
     from dagexec.compiler import compilation
-    from dagexec.executor import opening, overriding
+    from dagexec.executor import branches, opening, overriding
     from dagexec.executor.batching import axes as batch_axes
     from dagexec.executor.telemetry import metrics, spans
 
@@ -120,7 +121,9 @@ def _compiled(model: ModelSource, options: CompileOptions) -> Executor:
     source = loaded(model, options).as_records()
     check_stop()
     _require(options)
-    return _executor(source, options, keeps_parameters=isinstance(model, Model | MakesModel), origin=origin)
+    return _executor(
+        source, options, keeps_parameters=isinstance(model, Model | MakesModel), origin=origin, splits=True
+    )
 
 
 def _executor(
@@ -130,8 +133,12 @@ def _executor(
     *,
     keeps_parameters: bool = False,
     origin: Origin | None = None,
+    splits: bool = False,
 ) -> Executor:
-    """Compile `model`, for the workers of `place` if given; the caller may keep the parameters in memory anyway."""
+    """Compile `model`, for the workers of `place` if given; the caller may keep the parameters in memory anyway.
+
+    Where it `splits`, branches of which an input says which one is run are compiled when they are.
+    """
     check_operators(model)
     overridable = model.overridable
     if overridable is not None and not overridable.belongs_to(model):
@@ -140,6 +147,9 @@ def _executor(
     model = as_asked(model, options)
     _check_kept(model, options.keep)
     _check_shaped(model, options.shapes or ())
+    splits = splits and overridable is None and options.max_batch == 1
+    if splits and any(node.type == "If" for node in model.program.op) and (condition := branches.condition_of(model)):
+        return _of_branches(model, options, condition, origin)
     source_types = GivenTypes.of(model) if options.optimize else None  # before parameters go
     axes = batch_axes.BatchAxes(model, options) if options.max_batch > 1 else None
     given = model if keeps_parameters else model.changed(parameters={})  # frees parameters that passes replaced
@@ -151,6 +161,22 @@ def _executor(
     if overridable is None:
         return Executor(compiled.model, kept, given, place, types, axes, origin)
     return overriding.OverridableExecutor(compiled.model, kept, given, types, overridable, _executor, axes)
+
+
+def _of_branches(model: Model, options: CompileOptions, condition: str, origin: Origin | None) -> Executor:
+    """The executor of a model of branches; what it has of both is not made for runs."""
+    types, later = GivenTypes.of(model), replace(options, warm_start=False)
+    whole = compilation.compile_model(model, replace(options, optimize=False))
+    kept = replace(kept_options(whole.model, whole.options), warm_start=options.warm_start)
+
+    def build(taken: bool | None, place: Place | None) -> Executor:
+        if taken is None:
+            return _executor(model, later, keeps_parameters=True, origin=origin)
+        branch = branches.branch_of(model, condition, taken)
+        shapes = {name: shape for name, shape in (options.shapes or {}).items() if name in branch.inputs}
+        return _executor(branch, replace(later, shapes=shapes or None, keep=()), place)
+
+    return branches.BranchedExecutor(whole.model, kept, model, lambda: types, condition, build, origin)
 
 
 def _parameter_bytes(model: Model) -> int:

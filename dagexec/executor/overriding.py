@@ -7,39 +7,37 @@ share the worker pool. Runs that override parameters are not joined.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import cast
 
 import numpy.typing as npt
 
-from dagexec.binding.io_binding import Array, Outputs
+from dagexec.binding.io_binding import Outputs
 from dagexec.core.feeds import Feeds
 from dagexec.core.model import InputInfo, Model, Overridable
-from dagexec.errors import ClosedError, DagexecError
+from dagexec.errors import DagexecError
+from dagexec.executor.alternatives import ExecutorWithAlternatives
 from dagexec.executor.batching.axes import BatchAxes
-from dagexec.executor.dispatch.statistics import OUTCOMES, ExecutorStatistics
 from dagexec.executor.executor import Executor
 from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.waiting import on_a_thread
 from dagexec.executor.source.types import GivenTypes
 from dagexec.options import CompileOptions
-from dagexec.platform.forking import reset_after_fork
-from dagexec.platform.records import dataclass
-from dagexec.scheduler.run.run import waiting_time
 from dagexec.scheduler.workers.place import Place, beside
 
 Build = Callable[[Model, CompileOptions, Place], Executor]
 
-_COUNTS = ("replicas", "running", "queued", "awaiting_admission", *OUTCOMES)
 _MAX_NAMED = 8
 
 _MOST = 3
 """Nets for runs that override parameters: the last one has all overridable ones as inputs."""
 
+_Names = frozenset[str]
 
-class OverridableExecutor(Executor):
-    """An Executor of a model with parameters that may be fed (`overridable`)."""
+
+class OverridableExecutor(ExecutorWithAlternatives):
+    """An Executor of a model with parameters that may be fed (`overridable`); alternatives have some as inputs."""
 
     def __init__(
         self,
@@ -52,13 +50,8 @@ class OverridableExecutor(Executor):
         batch_axes: BatchAxes | None = None,
     ) -> None:
         """`build` makes the executor of a model with some of `overridable` as inputs, on this one's pool."""
-        self._overridable = overridable
-        self._build = build
-        self._others: tuple[_Other, ...] = ()
-        self._compiling = threading.Lock()
-        self._is_open = True
-        reset_after_fork(self, OverridableExecutor._renew_lock)
-        super().__init__(model, options, given, given_types=given_types, batch_axes=batch_axes)
+        self._overridable, self._build = overridable, build
+        super().__init__(model, options, given, given_types, batch_axes)
 
     @property
     def overridable(self) -> Mapping[str, InputInfo]:
@@ -70,7 +63,7 @@ class OverridableExecutor(Executor):
         run = super()._run
         if isinstance(feeds, Mapping) and (names := self._overridden(feeds)):
             other = self._other(names)
-            feeds, run = other.completed(feeds), other.executor._run
+            feeds, run = self._completed(feeds, other), other._run
         return run(feeds, call)
 
     async def _run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs:
@@ -80,87 +73,46 @@ class OverridableExecutor(Executor):
             other = self._known(names)
             if other is None:
                 other = await on_a_thread(f"dagexec-{self.model.name}-compiling", lambda: self._other(names))
-            feeds, run = other.completed(feeds), other.executor._run_async
+            feeds, run = self._completed(feeds, other), other._run_async
         return await run(feeds, call)
 
     def warm_up(self, feeds: Feeds | npt.ArrayLike | None = None) -> None:
         """As `Executor.warm_up`; feeds that override parameters warm up the net for these."""
         if isinstance(feeds, Mapping) and (names := self._overridden(feeds)):
             other = self._other(names)
-            other.executor.warm_up(other.completed(feeds))
+            other.warm_up(self._completed(feeds, other))
         else:
             super().warm_up(feeds)
 
-    def statistics(self) -> ExecutorStatistics:
-        """As `Executor.statistics`; requests that override parameters are counted, but their times left out."""
-        total = super().statistics()
-        for other in self._others:
-            more = other.executor.statistics()
-            total = replace(total, **{name: getattr(total, name) + getattr(more, name) for name in _COUNTS})
-        return total
-
-    def drain(self, timeout: float | None = None) -> bool:
-        """As `Executor.drain`."""
-        remaining = self._countdown(timeout)
-        in_time = [other.executor.drain(remaining()) for other in self._closing()]
-        return super().drain(remaining()) and all(in_time)
-
-    async def drain_async(self, timeout: float | None = None) -> bool:
-        """As `Executor.drain_async`."""
-        remaining = self._countdown(timeout)
-        others = await on_a_thread(f"dagexec-{self.model.name}-closing", self._closing)
-        in_time = [await other.executor.drain_async(remaining()) for other in others]
-        return await super().drain_async(remaining()) and all(in_time)
-
-    def close(self, *, drain: bool = False) -> None:
-        """As `Executor.close`."""
-        try:
-            for other in self._closing():
-                other.executor.close(drain=drain)
-        finally:
-            super().close(drain=drain)
-
-    async def aclose(self, *, drain: bool = False) -> None:
-        """As `Executor.aclose`."""
-        try:
-            for other in await on_a_thread(f"dagexec-{self.model.name}-closing", self._closing):
-                await other.executor.aclose(drain=drain)
-        finally:
-            await super().aclose(drain=drain)
-
-    def reopen(self) -> None:
-        """As `Executor.reopen`."""
-        super().reopen()
-        for other in self._others:
-            other.executor.reopen()
-        self._is_open = True
-
-    def _overridden(self, feeds: Feeds) -> frozenset[str]:
+    def _overridden(self, feeds: Feeds) -> _Names:
         """The overridable parameters among `feeds`."""
         inputs = self._overridable.inputs
         return frozenset() if inputs.keys().isdisjoint(feeds) else frozenset(inputs.keys() & feeds.keys())
 
-    def _known(self, names: frozenset[str]) -> _Other | None:
-        return next((other for other in self._others if names <= other.names), None)
+    def _completed(self, feeds: Feeds, other: Executor) -> Feeds:
+        """The feeds, with the values of parameters that are inputs of `other` and that they leave out."""
+        values = self._overridable.values
+        return {**{name: values[name] for name in other.inputs if name in values}, **feeds}
 
-    def _other(self, names: frozenset[str]) -> _Other:
+    def _known(self, names: _Names) -> Executor | None:
+        return next((other for key, other in self._alternatives.items() if names <= cast(_Names, key)), None)
+
+    def _other(self, names: _Names) -> Executor:
         """The executor for feeds with `names`, compiled now if need be."""
-        match = self._known(names)
-        if match is not None:
-            return match
-        self._dispatcher.check_caller("run")
-        with self._compiling:
-            match = self._known(names)
-            if match is None:
-                if not self._is_open:
-                    raise ClosedError(f"net {self.model.name!r}: the executor is closed")
-                match = self._compiled(names.union(*(other.names for other in self._others)))
-                self._others = (*self._others, match)
-        return match
+        return self._known(names) or self._once(lambda: self._known(names) or self._compiled(names))
 
-    def _compiled(self, names: frozenset[str]) -> _Other:
-        if len(self._others) == _MOST - 1:
+    def _compiled(self, names: _Names) -> Executor:
+        names = names.union(*cast(Mapping[_Names, Executor], self._alternatives))
+        if len(self._alternatives) == _MOST - 1:
             names = frozenset(self._overridable.inputs)
+        try:
+            return self._note(names, self._built(self._overridable.model_with(names)))
+        except DagexecError as error:
+            error.add_note(f"while the model was compiled for runs that override {sorted(names)[:_MAX_NAMED]}")
+            raise
+
+    def _built(self, model: Model) -> Executor:
+        """The executor of a model with parameters that are inputs, whose requests are not joined."""
         options = replace(
             self._options,
             net_type=self.net_type,
@@ -170,44 +122,4 @@ class OverridableExecutor(Executor):
             max_batch=1,
             batch_padding=None,
         )
-        try:
-            executor = self._build(self._overridable.model_with(names), options, beside(self._place))
-        except DagexecError as error:
-            error.add_note(f"while the model was compiled for runs that override {sorted(names)[:_MAX_NAMED]}")
-            raise
-        return _Other(names, {name: self._overridable.values[name] for name in names}, executor)
-
-    def _countdown(self, timeout: float | None) -> Callable[[], float | None]:
-        """Returns the rest of `timeout` seconds at each call, None for no limit. Raises what `waiting_time` raises."""
-        waiting_time(timeout)
-        deadline = None if timeout is None else self._now() + timeout
-        return lambda: None if deadline is None else max(0.0, deadline - self._now())
-
-    def _closing(self) -> tuple[_Other, ...]:
-        """Compile no more, and admit no requests; returns all compiled executors."""
-        if not self._dispatcher.forked:
-            self._shut()
-        with self._compiling:
-            self._is_open = False
-            return self._others
-
-    def _renew_lock(self) -> None:
-        self._compiling = threading.Lock()  # a thread of the parent may hold the old one forever
-
-
-@dataclass(frozen=True)
-class _Other:
-    """The executor of runs that override parameters.
-
-    Attributes:
-        names: parameters that are its inputs.
-        values: their values where a run does not override them.
-    """
-
-    names: frozenset[str]
-    values: Mapping[str, Array]
-    executor: Executor
-
-    def completed(self, feeds: Feeds) -> Feeds:
-        """The feeds, completed by the values of the parameters that they leave out."""
-        return {**self.values, **feeds}
+        return self._build(model, options, beside(self._place))

@@ -170,3 +170,25 @@ class Peer:
         results = dict(zip(self._names, self._session.run(None, {**feeds, **self.caches}), strict=True))
         self.caches = {name: results[name.replace("past", "present")] for name in CACHES}
         return results
+
+
+def merged(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A decoder of one row as Optimum merges it with that of a first run, which reads no caches.
+
+    What it is fed in their place means nothing, and `use_cache_branch` says which one is run.
+    """
+    graph = model.graph
+    nothing = numpy_helper.from_array(np.zeros((1, KEY_HEADS, 0, ELEMENTS), np.float32), "nothing")
+    first = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+    for node in first:
+        node.input[:] = ["nothing" if name in CACHES else name for name in node.input]
+    branches = {
+        f"{name}_branch": helper.make_graph(nodes, name, [], graph.output)
+        for name, nodes in (("then", graph.node), ("else", first))
+    }
+    choice = helper.make_node("If", ["use_cache_branch"], [output.name for output in graph.output], **branches)
+    condition = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
+    made = helper.make_graph(
+        [choice], graph.name, [*graph.input, condition], graph.output, [*graph.initializer, nothing]
+    )
+    return helper.make_model(made, opset_imports=model.opset_import, ir_version=model.ir_version)

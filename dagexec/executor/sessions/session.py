@@ -164,22 +164,30 @@ class Session(ModelRunner):
             if name not in self.inputs:
                 raise FeedError(f"{self._label}: {name!r} is no input{did_you_mean(name, self.inputs)}")
         check_feeds(self.model, arrays, frozenset())
-        states = {name: array for name, array in arrays.items() if name in self._pairs}
         with self._alone():
-            self._states.leave()
-            self._constants = {name: array for name, array in arrays.items() if name not in self._pairs}
-            self._states, self._used, self._sizes, self._is_new = States(states), frozenset(states), None, True
-            self._last = None
+            self._begin(arrays)
+
+    def _begin(self, arrays: Mapping[str, Array]) -> None:
+        """See `reset`; nobody else writes to the arrays."""
+        states = {name: array for name, array in arrays.items() if name in self._pairs}
+        self._states.leave()
+        self._constants = {name: array for name, array in arrays.items() if name not in self._pairs}
+        self._states, self._used, self._sizes, self._is_new = States(states), frozenset(states), None, True
+        self._last = None
 
     def fork(self) -> Session:
         """Another session that goes on from here; what came before is shared. Raises SessionBusyError during a run."""
-        other = Session(self._executor, self._types, self._nets, self._memory, self._pairs)
+        other = self._another()
         with self._alone():
             other._constants = self._constants
             other._states, other._used, other._sizes = self._states.fork(), self._used, self._sizes
             other._net, other._net_ran = self._net, self._net_ran
             other._bound, other._growth = self._bound, self._growth
         return other
+
+    def _another(self) -> Session:
+        """A new one of the same executor."""
+        return Session(self._executor, self._types, self._nets, self._memory, self._pairs)
 
     def close(self) -> None:
         """Let go of the state; the executor stays open. Raises SessionBusyError during a run."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from dagexec.core.model import Model
 from dagexec.executor.model_runner import ModelRunner
+from dagexec.executor.sessions.branched import BranchedSession
 from dagexec.executor.sessions.fed import FedSteps
 from dagexec.executor.sessions.memory import SessionMemory
 from dagexec.executor.sessions.names import caches_by_name
@@ -45,3 +46,12 @@ class Sessions:
     def new(self, states: Mapping[str, str] | None) -> Session:
         """See `Executor.session`."""
         return Session(self._executor, self._types, self._nets, self._memory, states)
+
+    def begun_by(
+        self, first: ModelRunner, condition: str, states: Mapping[str, str], results: Mapping[str, str]
+    ) -> BranchedSession:
+        """One whose first runs are those of `first`: see `BranchedSession`."""
+        return BranchedSession(
+            self._executor, self._types, self._nets, self._memory, states,
+            first=first, condition=condition, results=results,
+        )  # fmt: skip
