@@ -55,6 +55,7 @@ def test_a_row_has_times_ratios_the_floor_and_how_far_results_are_apart(report: 
     assert row["floor_ms"] > 0
 
 
+@pytest.mark.slow
 def test_the_page_judges_by_the_worse_of_the_two_ratios(benchmark_modules: None, tmp_path: Path) -> None:
     from cnn_page import better_ratio, page, write_page
 

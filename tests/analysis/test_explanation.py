@@ -57,6 +57,7 @@ def test_the_commands_say_it_and_write_pages(cli: Cli, tmp_path: Path) -> None:
         assert '"kind":"graph"' in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_known_before_the_work(cli: Cli, tmp_path: Path) -> None:
     for command in ("inspect", "run", "compare"):
         status, _, error = cli(command, "zoo:lenet", "--report", str(tmp_path / "page.png"))

@@ -203,6 +203,7 @@ def test_qdq_models_with_unsigned_weights_keep_to_floats_where_int8_does_not_hol
         np.testing.assert_allclose(executor.run({"x": x})["y"], simulated, atol=0.05 * np.abs(simulated).max())
 
 
+@pytest.mark.slow
 def test_a_calibrated_model_takes_any_batch_size() -> None:
     samples = [{"x": np.random.default_rng(n).standard_normal((2, 3, 12, 12)).astype(F32)} for n in range(4)]
     with dagexec.compile(residual_net(), dtype="int8", calibration=samples, tuning_seconds=0) as executor:

@@ -37,6 +37,7 @@ def test_inspect_says_which_they_are_and_why(cli: Cli, model: str) -> None:
     assert [len(row["foreign"]) for row in found["operators"]] == [0, 1, 0]
 
 
+@pytest.mark.slow
 def test_runs_and_comparisons_say_what_share_of_the_time_they_take(cli: Cli, model: str, tmp_path: Path) -> None:
     ending = "of the operators' time was spent in other runtimes"
     for arguments in (["run", model, "--trace", str(tmp_path / "trace.json")], ["compare", model, "--repeat", "1"]):

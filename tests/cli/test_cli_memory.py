@@ -15,6 +15,7 @@ from tests.command_line import Cli
 from tests.ops.running import operator_def
 
 
+@pytest.mark.slow
 def test_inspect_shows_the_memory_of_each_net_type(cli: Cli) -> None:
     status, out, _ = cli("inspect", "zoo:lenet", "--memory", "--json")
     assert status == 0

@@ -246,6 +246,7 @@ def test_the_layout_of_an_array_is_found_and_sizes_of_one_have_no_say() -> None:
     assert TensorDescriptor.of(np.zeros((0, 3))[:, ::-1]).is_packed
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.permutations(range(4)), st.lists(st.integers(0, 4), min_size=4, max_size=4), st.permutations(range(4)))
 def test_a_conversion_between_orders_is_a_transpose(source: list[int], shape: list[int], target: list[int]) -> None:

@@ -206,6 +206,7 @@ def test_softmax_of_rows_of_any_length_and_its_gradient(columns: int) -> None:
     np.testing.assert_allclose(dx, y * (dy - inner), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_softmax_may_take_the_place_of_that_of_its_result() -> None:
     y, dy = on_host("Softmax", normal(3, 100_000))[0], normal(3, 100_000)
     definition = operator_def("SoftmaxGradient", ["y", "dy"], ["dy"])
@@ -214,6 +215,7 @@ def test_the_gradient_of_softmax_may_take_the_place_of_that_of_its_result() -> N
     np.testing.assert_array_equal(found, run("SoftmaxGradient", y, dy)[0])
 
 
+@pytest.mark.slow
 def test_bytes_depend_neither_on_the_device_nor_on_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     x, labels = normal(3, 40_000), np.array([5, 39_999, 0], np.int32)
 

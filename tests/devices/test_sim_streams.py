@@ -75,6 +75,7 @@ def test_every_execution_respects_streams_and_events(program: Program, seed: int
         assert all(place[other] < place[number] for other in earlier), (number, log)
 
 
+@pytest.mark.slow
 @given(programs(), st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
 def test_a_finished_event_means_that_what_is_before_it_is_done(program: Program, seed: int) -> None:

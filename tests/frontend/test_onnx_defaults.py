@@ -166,6 +166,7 @@ async def test_executors_end_however_they_are_ended() -> None:
     assert third.drain(60)
 
 
+@pytest.mark.slow
 def test_draining_gives_all_nets_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now, given = [0.0], []
 

@@ -127,6 +127,7 @@ def test_the_command_prints_measures(cli: Cli, tmp_path: Path) -> None:
     assert cli("lab", "run", str(tmp_path / "chain.stg"), "--repeat", "1")[0] == 0
 
 
+@pytest.mark.slow
 def test_the_command_finds_the_smallest_task(cli: Cli) -> None:
     words = ("lab", "metg", "trivial", "--steps", "10", "--workers", "1", "--repeat", "1")
     status, out, _ = cli(*words, "--json")

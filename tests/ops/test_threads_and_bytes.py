@@ -101,6 +101,7 @@ def test_convolutions_and_their_gradients(order: str, frozen: str) -> None:
     assert_same_bytes(convolutions(order), frozen)
 
 
+@pytest.mark.slow
 def test_recurrent_layers() -> None:
     for steps, batch, features, hidden in ((5, 1, 16, 32), (3, 8, 64, 128), (4, 2, 300, 20)):
         arrays = {"x": normal(steps, batch, features), "w": normal(1, 4 * hidden, features)}

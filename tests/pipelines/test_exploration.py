@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 
 import dagexec
 from dagexec.analysis.schedules import DifferentResultError, ModelScenario
@@ -26,6 +27,7 @@ def failures(p: dagexec.Pipeline) -> list[BaseException | None]:
     return [explore(partial(scenario.run, expected), seed).failure for seed in SEEDS]
 
 
+@pytest.mark.slow
 def test_a_pipeline_gives_the_same_in_all_schedules() -> None:
     p = dagexec.Pipeline("right")
     first = p.stage("first", dense("a", 4, 4), p.input("x", "float32", ("N", 4)))

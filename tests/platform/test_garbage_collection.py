@@ -75,6 +75,7 @@ def test_after_very_many_objects_python_finds_itself_out_when_to_collect_everyth
     assert is_old(last)
 
 
+@pytest.mark.slow
 def test_what_the_application_froze_stays_frozen() -> None:
     with frozen():
         before = gc.get_freeze_count()
@@ -84,6 +85,7 @@ def test_what_the_application_froze_stays_frozen() -> None:
         assert not is_old(made)
 
 
+@pytest.mark.slow
 def test_what_is_frozen_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes long where it is much: 14 ms at the end of each of the pauses of these tests."""
     counted = []
@@ -95,6 +97,7 @@ def test_what_is_frozen_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(counted) == 1
 
 
+@pytest.mark.slow
 def test_nothing_changes_where_the_application_switched_it_off() -> None:
     gc.disable()
     try:

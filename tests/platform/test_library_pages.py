@@ -43,6 +43,7 @@ def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_pages, "_made", [100])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_else")
 def test_code_goes_and_comes_back_when_it_is_called() -> None:
     a = np.random.default_rng(0).standard_normal((200, 200)).astype(np.float32)

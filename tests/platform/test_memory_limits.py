@@ -64,6 +64,7 @@ def test_an_input_with_more_elements_than_an_array_can_have_is_named(monkeypatch
         dagexec.compile(one_input((1 << 62,), relu()))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_fed_is_not_measured(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     leave(monkeypatch, 64 * MIB)
     with dagexec.compile(one_input(LARGE, relu()), tuning_seconds=5.0):

@@ -102,6 +102,7 @@ def test_ticks_are_one_two_or_five_times_a_power_of_ten_apart(low: float, high: 
     assert len(set(texts)) == len(texts)  # none is rounded to another
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node; tests/report/test_browser.py sees them drawn")
 def test_texts_of_ticks_have_one_unit_and_as_many_decimals() -> None:
     assert _in_node("show(tickLabels([0, 0.0005, 0.001, 0.0015], 's'))") == ["0", "0.5 ms", "1.0 ms", "1.5 ms"]

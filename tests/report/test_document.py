@@ -39,6 +39,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     assert "unsafe" not in policy
 
 
+@pytest.mark.slow
 def test_the_page_is_small() -> None:
     assert len(made_up_report().html().encode()) < 300_000
     assert len(large_report(10_000).html().encode()) < 3_000_000

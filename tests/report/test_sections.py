@@ -3,6 +3,7 @@
 from itertools import combinations
 
 import numpy as np
+import pytest
 
 import dagexec
 from dagexec.analysis.bounds import run_bounds
@@ -30,6 +31,7 @@ def test_the_drawing_has_every_operator_and_dependency_once() -> None:
     assert edges == {(parent, child) for parent, row in enumerate(plan.graph.reduced_children) for child in row}
 
 
+@pytest.mark.slow
 def test_modules_are_drawings_that_lead_to_every_operator() -> None:
     (section,) = large_report(10_000).sections
     drawings = section.as_json()["drawings"]

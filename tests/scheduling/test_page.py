@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dagexec.scheduler.exploration import explore_seeds
 from dagexec.scheduling import policy_names
 from tests.command_line import Cli
@@ -34,6 +36,7 @@ def test_the_table_of_the_page_has_all_bundled_policies() -> None:
     assert tuple(rows) == policy_names()
 
 
+@pytest.mark.slow
 def test_the_command_line_races_policies_runs_them_and_explores_them(cli: Cli) -> None:
     status, out, err = cli(
         "compare", "zoo:lenet", "--policy", "heft,min_min", "--num-workers", 2, "--repeat", 2, "--what-if", 4, "--json"
@@ -54,6 +57,7 @@ def test_the_command_line_says_which_policies_there_are(cli: Cli) -> None:
         assert "did you mean 'heft'" in err
 
 
+@pytest.mark.slow
 def test_names_of_policies_leave_the_table_of_a_comparison_as_wide_as_a_terminal(cli: Cli) -> None:
     status, out, err = cli("compare", "zoo:lenet", "--policy", "work_stealing", "--num-workers", 2, "--repeat", 7)
     assert status == 0, err

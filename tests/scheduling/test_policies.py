@@ -157,6 +157,7 @@ class InFewPiecesFirstReady(InFewPieces):
         return ready[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [InFewPieces, InFewPiecesFirstReady])
 def test_a_policy_limits_the_pieces_of_operators_and_no_byte_changes(policy: type[InFewPieces]) -> None:
     model = dagexec.load_model("zoo:squeezenet")

@@ -83,6 +83,7 @@ def test_another_seed_gives_other_bytes(in_order: dict[str, bytes]) -> None:
     assert trained(make_task(0), seed=1) != in_order
 
 
+@pytest.mark.slow
 def test_steps_are_reported_and_held_out_samples_measured() -> None:
     reports: list[StepReport] = []
     epochs: list[int] = []

@@ -247,6 +247,7 @@ def test_a_child_has_sessions_of_its_own() -> None:
         assert in_child(run) == expected.tobytes()
 
 
+@pytest.mark.slow
 def test_in_a_child_own_kernels_compute_what_openvino_did_in_the_parent(caplog: pytest.LogCaptureFixture) -> None:
     needs("openvino")
     feeds = fed(2, 3, 12, 12)
@@ -306,6 +307,7 @@ def test_islands_that_break_a_promise_are_left_out_unless_nobody_asks_for_it(
     assert operators(model, **options, **free) == ["Island"]
 
 
+@pytest.mark.slow
 def test_rows_of_a_fixed_batch_are_tested_by_changing_their_places(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_tensor_that_is_read_twice_at_each_step_is_composed_once() -> None:
     assert rewritten(PASS, model_of(operators, inputs=MATRIX)) == ["FusedExpression x -> y"]
 
 
+@pytest.mark.slow
 @needs_onednn
 def test_a_chain_of_any_length_becomes_regions_that_kernels_hold() -> None:
     names = ["x", *(f"b{number}" for number in range(1999)), "y"]

@@ -122,6 +122,7 @@ def test_the_layout_that_is_measured_to_be_fastest_is_the_one_that_runs(
     assert (compiled.report.layout.split()[0], compiled.report.origin) == (best, "measured")
 
 
+@pytest.mark.slow
 @needs_onednn
 def test_the_second_compilation_of_a_net_measures_nothing(
     cache: Path, invented: type[Invented], monkeypatch: pytest.MonkeyPatch

@@ -49,6 +49,7 @@ def test_axes_have_the_windows_found_by_walking(geometry: Geometry) -> None:
         assert axis.reads_padding == (outside or axis.head != 0 or axis.covered > axis.size)
 
 
+@pytest.mark.slow
 @given(st.one_of(geometries(), geometries(pooling=True)))
 @drawn(300)
 def test_a_tap_reads_the_pixels_that_lie_inside_the_image(geometry: Geometry) -> None:

@@ -198,6 +198,7 @@ def test_float16_arithmetic_is_refused() -> None:
     assert FFT.refusal(problem) == refusal
 
 
+@pytest.mark.slow
 def test_spectra_of_constant_filters_are_computed_once_and_give_the_same_bytes() -> None:
     case = Case(WIDE, normal=True)
     fresh = run_algorithm(FFT, case.problem())

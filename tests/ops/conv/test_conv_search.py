@@ -272,6 +272,7 @@ def test_an_engine_that_does_not_apply_is_passed_over_with_a_reason(caplog: pyte
     assert any("Conv 'y0'" in line and "WINOGRAD skipped: " in line for line in caplog.messages)
 
 
+@pytest.mark.slow
 def test_a_limit_below_one_column_is_an_error_with_the_numbers() -> None:
     x, weights = np.tile(X, (1, 64, 1, 1)), np.tile(FILTER, (1, 64, 1, 1))
     run_operator("Conv", [x, weights], kernel=3, ws_nbytes_limit=18_432)
@@ -282,6 +283,7 @@ def test_a_limit_below_one_column_is_an_error_with_the_numbers() -> None:
         run_operator("Conv", [x, weights], kernel=3, ws_nbytes_limit=18_431)
 
 
+@pytest.mark.slow
 def test_dilation_too_far_for_columns_is_summed_tap_by_tap(caplog: pytest.LogCaptureFixture) -> None:
     x = RNG.integers(-3, 4, (1, 2, 2500, 2500)).astype(np.float32)
     weights = RNG.integers(-3, 4, (1, 2, 3, 3)).astype(np.float32)

@@ -123,6 +123,7 @@ def test_gradient_agrees_with_differences_with_and_without_saved_statistics(
         check_gradient(op_type, [x], **common, **arguments)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.sampled_from([2, 4]), st.integers(1, 3)),

@@ -134,6 +134,7 @@ def calls_of_first_run(count: int) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_one_more_of_a_form_takes_few_calls() -> None:
     """What is asked of a form is asked once: alone each takes some 500 calls."""
     made(net_def(14), None).close()  # what is done once a process

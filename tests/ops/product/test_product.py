@@ -31,6 +31,7 @@ def einsum(pattern: str, *arrays: Array) -> Array:
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(leading=SIZES, summed=SIZES, units=SIZES, transposed=st.booleans())
 def test_fc_keeps_the_leading_axes_and_sums_over_the_folded_ones(

@@ -126,6 +126,7 @@ def test_convolution_gives_the_bits_of_integers_and_of_onnxruntime(dtype: Any, p
     np.testing.assert_array_equal(found(seven_bits), by_onnxruntime(seven_bits))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 5), st.integers(1, 700), st.integers(1, 9), st.booleans(), st.integers(0, 1000))
 def test_fully_connected_layers_give_the_bits_of_integer_sums(

@@ -156,6 +156,7 @@ def test_time_is_virtual() -> None:
     assert time.monotonic() - before < 60
 
 
+@pytest.mark.slow
 def test_an_executor_calls_in_orders_that_the_seed_decides() -> None:
     def scenario() -> tuple[str, str]:
         called: list[str] = []

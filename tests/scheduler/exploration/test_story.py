@@ -63,6 +63,7 @@ def test_a_missing_wait_is_told_with_its_operators_blob_streams_and_chains() -> 
     assert story.moment.possible_until <= read  # once the value was read it is too late
 
 
+@pytest.mark.slow
 def test_a_child_that_is_released_too_early_is_told_with_its_parent_and_both_workers() -> None:
     story = story_of(pool_scenario(DIAMOND, 2, EarlyPool))
     (finding,) = story.findings
@@ -73,6 +74,7 @@ def test_a_child_that_is_released_too_early_is_told_with_its_parent_and_both_wor
     assert f"which it waits for, was done by {workers[1]} (step {done})" in finding.text
 
 
+@pytest.mark.slow
 def test_a_task_that_is_lost_is_named_with_those_who_should_have_handed_it_out() -> None:
     story = story_of(pool_scenario(DIAMOND, 2, TwoStepPool))
     (finding,) = story.findings
@@ -149,6 +151,7 @@ def test_work_that_nobody_begins_is_told_in_a_deadlock() -> None:
     assert {one.kind for one in waits} == {"deadlock"}
 
 
+@pytest.mark.slow
 def test_what_a_stream_executes_after_the_end_of_its_run_is_told() -> None:
     (bug,) = (one for one in BUGS if one.name == "a run that ends before its streams")
     with planted(bug):

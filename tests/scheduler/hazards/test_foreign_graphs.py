@@ -88,6 +88,7 @@ def operators(draw: st.DrawFn) -> list[ForeignOperator]:
     return found
 
 
+@pytest.mark.slow
 @given(operators())
 @settings(max_examples=150, deadline=None)
 def test_a_proof_holds_in_all_orders_of_launches(listed: list[ForeignOperator]) -> None:

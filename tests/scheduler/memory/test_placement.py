@@ -41,6 +41,7 @@ def pieces(plan: MemoryPlan) -> list[tuple[list[int], int, int, int]]:
     ]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 100_000), st.integers(1, 25), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_smaller_sizes_take_the_same_bytes_and_nothing_overlaps(seed: int, count: int, in_turn: bool) -> None:

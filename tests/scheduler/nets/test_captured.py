@@ -100,6 +100,7 @@ def test_the_first_run_is_an_ordinary_one_and_later_ones_are_replays(launches: L
                 assert workspace.fetch_blob("y").tobytes() == expected((X * scale).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_results_under_any_interleaving_are_those_of_the_ordinary_net() -> None:
     wanted = expected(X)
     for seed in range(20):

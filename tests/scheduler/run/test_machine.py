@@ -161,6 +161,7 @@ def test_machine_code_takes_what_the_machine_takes(seed: int, from_last: bool) -
     assert min(run.task_seconds()) > 0
 
 
+@pytest.mark.slow
 @needs_machine_code
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_execute_every_piece_once_and_one_of_them_ends_the_run(threads: int) -> None:

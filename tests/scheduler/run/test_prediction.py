@@ -108,6 +108,7 @@ def task_graphs(draw: st.DrawFn) -> TimedTasks:
     return tasks_of(pieces, children, [float(draw(st.integers(1, 4)) * one) for one in pieces])
 
 
+@pytest.mark.slow
 @given(task_graphs(), st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_predictions_lie_between_the_bound_and_grahams(tasks: TimedTasks, workers: int) -> None:
@@ -191,6 +192,7 @@ def test_a_chain_on_the_host_waits_for_what_it_needs_of_the_device() -> None:
     assert found == pytest.approx((0.1 + 2.0) + 5.0 + (0.1 + 1.0))
 
 
+@pytest.mark.slow
 @given(noop_nets(), st.sampled_from([0.0, 0.5]))
 @settings(max_examples=50, deadline=None)
 def test_workers_and_streams_beyond_the_chains_change_nothing_and_cost_nothing(
@@ -220,6 +222,7 @@ def test_no_prediction_beats_the_bound(net: NetDef, workers: int, streams: int, 
     assert makespan <= plan.work + launching + 1e-9
 
 
+@pytest.mark.slow
 @given(noop_nets(), st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_hardware_without_costs_is_plain_list_scheduling(net: NetDef, workers: int) -> None:
@@ -230,6 +233,7 @@ def test_hardware_without_costs_is_plain_list_scheduling(net: NetDef, workers: i
     assert predict(plan, doubled) == pytest.approx(2 * predict_makespan(plan, workers))
 
 
+@pytest.mark.slow
 @given(noop_nets())
 @settings(max_examples=100, deadline=None)
 def test_the_levels_of_measured_times_are_those_of_a_plan_built_from_them(net: NetDef) -> None:
