@@ -138,6 +138,7 @@ def test_a_device_is_written_to_and_not_replaced() -> None:
     assert stat.S_ISCHR(FULL.stat().st_mode)
 
 
+@pytest.mark.slow
 def test_a_picture_is_of_the_kind_that_its_name_says(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     save_figure(new_figure(1, 1)[0], tmp_path / "curve.SVG")

@@ -62,9 +62,12 @@ def test_an_unknown_type_is_told_what_is_near_among_those_not_imported() -> None
 
 EACH_ALONE = """if True:
     import importlib
+    import sys
     import dagexec
     from dagexec.core import gradient, operator_index, registry
     from tests.forked import in_child
+
+    part, parts = map(int, sys.argv[1:])
 
     def entries(name):
         engines = sorted(key[2] for key in registry._operators if key[:2] == ("cpu", name))
@@ -81,11 +84,11 @@ EACH_ALONE = """if True:
     expected = in_child(all_together)
     index = operator_index._index()
     alike = {(*modules, -1, *index["gradients"].get(name, ())): name for name, modules in index["types"].items()}
-    for name in alike.values():
+    for name in list(alike.values())[part::parts]:
         found = in_child(lambda: alone(name))
         assert found == expected[name], (name, found, expected[name])
     modules = operator_index._modules(operator_index.PACKAGE)
-    for module in modules:
+    for module in modules[part::parts]:
         found = in_child(lambda: importlib.import_module(module).__name__)
         assert found == module, found
     print(len(alike), len(modules))
@@ -93,7 +96,8 @@ EACH_ALONE = """if True:
 
 
 @pytest.mark.slow
-def test_each_type_has_all_its_engines_and_its_gradient_whichever_is_asked_for_first() -> None:
-    types, modules = map(int, fresh(EACH_ALONE).split())
+@pytest.mark.parametrize("part", range(8))
+def test_each_type_has_all_its_engines_and_its_gradient_whichever_is_asked_for_first(part: int) -> None:
+    types, modules = map(int, fresh(EACH_ALONE, str(part), "8").split())
     assert types > 100
     assert modules > 300

@@ -280,6 +280,7 @@ def test_a_state_can_be_seen_and_replaced(executor: Executor) -> None:
     )
 
 
+@pytest.mark.slow
 def test_sessions_that_have_not_run_for_long_give_up_room_for_others() -> None:
     prompt, steps = ids(40), [ids(1, seed=number) for number in range(40)]
     with dagexec.compile(decoder(), num_workers=1) as executor:

@@ -162,6 +162,7 @@ def test_what_a_stream_executes_after_the_end_of_its_run_is_told() -> None:
     assert story.steps[executed].operators in story.findings[0].text
 
 
+@pytest.mark.slow
 def test_arrows_lead_from_a_release_start_or_end_to_what_it_lets_go_on() -> None:
     story = story_of(pool_scenario(DIAMOND, 2, EarlyPool))
     found: Any = json.loads(json.dumps(story.as_json()))
