@@ -151,9 +151,9 @@ class _Blobs:
         return frozenset(name for name, count in writes.items() if count > 1)
 
 
-_MOST_KEPT, _MOST_KEPT_BYTES = 16, 1 << 18
-"""Preparations of an operator whose shapes a run decides, and bytes that one has to do with: more take longer to
-compute than to prepare, and would be kept from their owners."""
+_MOST_KEPT, _MOST_KEPT_BYTES = 256, 1 << 18
+"""Preparations of an operator whose shapes a run decides, as many as a loop may have sizes, of some 4 KiB each; and
+bytes that one has to do with: more take longer to compute than to prepare, and would be kept from their owners."""
 
 
 class CheckedStep:

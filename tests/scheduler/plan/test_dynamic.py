@@ -72,6 +72,15 @@ def test_sizes_that_come_back_are_not_prepared_for_again(bound: list[str]) -> No
     assert len(bound) == once
 
 
+def test_more_sizes_than_a_few_come_back_as_a_loop_that_grows_has_them(bound: list[str]) -> None:
+    arrays = [with_numbers(count, count, size=200) for count in range(199, 0, -1)]
+    run_all(arrays)
+    once = len(bound)
+    bound.clear()
+    run_all([*arrays, *arrays])
+    assert len(bound) == once
+
+
 def test_what_was_prepared_for_less_memory_is_let_go_of(bound: list[str]) -> None:
     sizes = (7, 30, 7, 30, 7)
     run_all([with_numbers(count, seed) for seed, count in enumerate(sizes)])
