@@ -91,6 +91,7 @@ def layer_normalization(operation: Operation) -> None:
 @exports("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp")
 def reduction(operation: Operation) -> None:
     """Reductions; the axes are an input."""
+    operation.ignore("infinite")
     axes = operation.integers("axes")
     inputs = [operation.inputs[0], *([operation.constant(axes)] if axes else [])]
     inputs += [operation.through("Cast", [name], to=onnx.TensorProto.INT64) for name in operation.inputs[1:]]

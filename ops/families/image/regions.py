@@ -82,7 +82,7 @@ def roi_align(call: OperatorCall, x: Array, regions: Array, images: Array) -> Se
     arguments = call.arguments
     sizes = [arguments.int("output_height", 1), arguments.int("output_width", 1)]
     work, aligned = compute_dtype(x.dtype), arguments.bool("aligned")
-    _check_images(call, images, len(x))
+    check_images(call, images, len(x))
     y = np.zeros((len(regions), x.shape[1], *sizes), work)
     scaled = regions.astype(np.float64) * arguments.float("spatial_scale", 1.0) - (0.5 if aligned else 0.0)
     ratio = arguments.int("sampling_ratio", 0)
@@ -99,17 +99,46 @@ def roi_align(call: OperatorCall, x: Array, regions: Array, images: Array) -> Se
         by_rows, by_columns = (
             _mean_weights(samples, size, work) for samples, size in zip((rows, columns), image.shape[1:], strict=True)
         )
-        high, wide = _read(by_rows), _read(by_columns)
-        if high.start == high.stop or wide.start == wide.stop:  # it is outside of the image
-            continue
-        part = np.ascontiguousarray(pixels[int(number), high, wide])
-        lines = by_rows[:, high] @ part.reshape(len(part), -1)  # output rows x (columns x channels)
-        found = by_columns[:, wide] @ lines.reshape(sizes[0], *part.shape[1:])
-        target[...] = found.transpose(2, 0, 1)
+        target[...] = Region(by_rows, by_columns).mean(pixels[int(number)]).transpose(2, 0, 1)
     return [y]
 
 
-def _check_images(call: OperatorCall, images: Array, count: int) -> None:
+class Region:
+    """How much of each pixel of an image is in each pixel of a region: weights of its rows and of its columns."""
+
+    def __init__(self, by_rows: Array, by_columns: Array) -> None:
+        self.high, self.wide = _read(by_rows), _read(by_columns)
+        self._by_rows = np.ascontiguousarray(by_rows[:, self.high])
+        self._by_columns = np.ascontiguousarray(by_columns[:, self.wide])
+
+    @classmethod
+    def aligned(
+        cls, call: OperatorCall, corners: Array, image: Sequence[int], sizes: Sequence[int], work: np.dtype
+    ) -> Region:
+        """That of scaled corners in an image of a height and a width, by arguments `sampling_ratio` and `aligned`."""
+        ratio, aligned = max(0, call.arguments.int("sampling_ratio", 0)), call.arguments.bool("aligned")
+        weights = []
+        for axis, bins in enumerate(sizes):
+            start, end = corners[1 - axis], corners[3 - axis]
+            samples = _samples(call, start, end, bins, ratio, aligned=aligned)
+            weights.append(_mean_weights(samples, image[axis], work) if samples.size else np.zeros((bins, 1), work))
+        return cls(*weights)
+
+    def mean(self, pixels: Array) -> Array:
+        """The region of an image, both height x width x channels."""
+        part = np.ascontiguousarray(pixels[self.high, self.wide])
+        lines = self._by_rows @ part.reshape(len(part), math.prod(part.shape[1:]))  # output rows x (columns x channels)
+        found: Array = self._by_columns @ lines.reshape(len(lines), *part.shape[1:])
+        return found
+
+    def add_gradient(self, of_region: Array, pixels: Array) -> None:
+        """Add to the gradient of an image what the gradient of the region gives."""
+        lines = self._by_rows.T @ of_region.reshape(len(of_region), math.prod(of_region.shape[1:]))
+        pixels[self.high, self.wide] += self._by_columns.T @ lines.reshape(len(lines), *of_region.shape[1:])
+
+
+def check_images(call: OperatorCall, images: Array, count: int) -> None:
+    """Raise ShapeError unless each region is of one of so many images."""
     if images.size and not (images.min() >= 0 and images.max() < count):
         raise ShapeError(f"{call.label}: a region is of image {images.min()} to {images.max()}; there are {count}")
 
@@ -195,7 +224,7 @@ def max_roi_pool(call: OperatorCall, x: Array, regions: Array) -> Sequence[Array
     found = regions.astype(np.float64)
     if not np.isfinite(found).all():
         raise ShapeError(f"{call.label}: regions must be numbers")
-    _check_images(call, found[:, 0], len(x))
+    check_images(call, found[:, 0], len(x))
     places = np.floor(found[:, 1:] * call.arguments.float("spatial_scale", 1.0) + 0.5).clip(-(1 << 40), 1 << 40)
     y = np.zeros((len(regions), x.shape[1], *sizes), x.dtype)
     for target, number, (x1, y1, x2, y2) in zip(y, found[:, 0], places, strict=True):

@@ -141,8 +141,13 @@ for _name, _default in (("GatherGradient", 0), ("BatchGatherGradient", 1)):
 
 
 def infer_index_rows(call: OperatorCall) -> list[TensorType]:
-    """A row for each index: the axes of the indices, which the values begin with, become one."""
+    """A row for each index: the axes of the indices, which the values begin with, become one.
+
+    Of a table without rows nothing is picked, whatever the indices are, as in Caffe2.
+    """
     values, indices = call.inputs[0], call.inputs[1].shape
+    if values.shape[:1] == (0,):
+        return [values]
     if values.shape[: len(indices)] != indices:
         raise call.fail(f"the values must begin with the axes {indices} of the indices, found shape {values.shape}")
     return [TensorType((math.prod(indices), *values.shape[len(indices) :]), values.meta)]

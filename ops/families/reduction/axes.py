@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 
 from dagexec.core.dtypes import BOOL, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES, TypeMeta
@@ -197,7 +198,7 @@ class MaxReduction(Reduction):
 
     def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
         if count == 0:
-            return [partial(total.fill, extremes_of(total.dtype)[0])]
+            return [partial(total.fill, extremes_over_nothing(self.call(), total.dtype)[0])]
         return [reduce_pass(np.maximum, x, total, axes)]
 
 
@@ -206,7 +207,7 @@ class MinReduction(Reduction):
 
     def passes(self, x: Array, total: Array, axes: Axes, count: int) -> list[Step]:
         if count == 0:
-            return [partial(total.fill, extremes_of(total.dtype)[1])]
+            return [partial(total.fill, extremes_over_nothing(self.call(), total.dtype)[1])]
         return [reduce_pass(np.minimum, x, total, axes)]
 
 
@@ -217,6 +218,14 @@ def extremes_of(dtype: np.dtype[Any]) -> tuple[float, float]:
     if dtype.kind in "iu":
         return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     return -math.inf, math.inf
+
+
+def extremes_over_nothing(call: OperatorCall, dtype: np.dtype[Any]) -> tuple[float, float]:
+    """A maximum and a minimum over no elements: the least and the greatest number, or with `infinite` infinities."""
+    if dtype.kind in "biu" or call.arguments.bool("infinite"):
+        return extremes_of(dtype)
+    limits = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return float(limits.min), float(limits.max)
 
 
 class PrefixReduction(Reduction):
@@ -330,7 +339,12 @@ AXES_ARGS = {
 REDUCED_ARGS = AXES_ARGS | {
     "noop_with_empty_axes": "1: without axes none is reduced, so that each element is a result (default 0)"
 }
+EXTREME_ARGS = REDUCED_ARGS | {
+    "infinite": "1: over no elements floats are infinite, as in ONNX; else the least or greatest number (default 0)"
+}
 COUNT_ARGS = {"num_reduce_dim": "how many axes are reduced (default 1)"}
+UNREAD_COUNT = ("num_reduce_dims",)
+"""Caffe2's doc strings call `num_reduce_dim` so; its code does not read it."""
 
 
 def reduction_schema(
@@ -370,6 +384,7 @@ def reduction_schema(
         input_names=("X", *optional),
         output_names=("Y",),
         args=args,
+        unread_args=UNREAD_COUNT if args is COUNT_ARGS else (),
         value_inputs=(1,) if axes is reduced_axes else (),
         cost=reduction_cost,
         image_role=role,
@@ -401,7 +416,7 @@ def _define(
     members = {"axes": staticmethod(axes), "__doc__": doc, "__module__": __name__}
     extreme = issubclass(base, MaxReduction | MinReduction) and axes is not reduced_axes
     prefixes = issubclass(base, PrefixReduction)
-    role = ImageRole.REDUCTION if args is REDUCED_ARGS else None
+    role = ImageRole.REDUCTION if axes is reduced_axes else None
 
     def expression(call: OperatorCall) -> Expression | None:
         last = len(call.inputs[0].shape) - 1
@@ -419,7 +434,7 @@ ReduceMax = _define(
     MaxReduction,
     reduced_axes,
     "Maximum over `axes`; over no elements the least value of the type.",
-    REDUCED_ARGS,
+    EXTREME_ARGS,
     (*NUMBER_TYPES, BOOL),
 )
 ReduceMin = _define(
@@ -427,7 +442,7 @@ ReduceMin = _define(
     MinReduction,
     reduced_axes,
     "Minimum over `axes`; over no elements the greatest value of the type.",
-    REDUCED_ARGS,
+    EXTREME_ARGS,
     (*NUMBER_TYPES, BOOL),
 )
 ReduceProd = _define("ReduceProd", ProductReduction, reduced_axes, "Product over `axes`.", REDUCED_ARGS)

@@ -38,7 +38,9 @@ from dagexec.ops.base.broadcast_reduction import reduced
 from dagexec.ops.base.expression_steps import expression_steps
 from dagexec.ops.families.reduction.axes import (
     COUNT_ARGS,
+    EXTREME_ARGS,
     REDUCED_ARGS,
+    UNREAD_COUNT,
     Axes,
     AxesReader,
     back_axes,
@@ -192,6 +194,7 @@ def _operator(name: str, axes: AxesReader, args: dict[str, str], names: tuple[st
         input_names=(*names, "lengths") if prefixes else names,
         output_names=("dX",),
         args=args,
+        unread_args=UNREAD_COUNT if prefixes else (),
         rows=rows,
     )
 
@@ -227,7 +230,8 @@ _BY_NAME: dict[str, Described] = {
     "L2": (lambda x, y, dy: x / select(equal(y, 0), math.inf, y) * dy, "dX = dY X / Y; 0 where Y is 0."),
 }
 for _name, (_form, _doc) in _BY_NAME.items():
-    _define(f"Reduce{_name}", _form, reduced_axes, REDUCED_ARGS, _WHOLE, _doc)
+    _args = EXTREME_ARGS if _form is _EXTREME[0] else REDUCED_ARGS
+    _define(f"Reduce{_name}", _form, reduced_axes, _args, _WHOLE, _doc)
 for _side, _axes in (("Front", front_axes), ("Back", back_axes)):
     _define(f"Reduce{_side}Sum", _SUM[0], _axes, COUNT_ARGS, _SHAPED, _SUM[1])
     _define(f"Reduce{_side}Mean", _MEAN[0], _axes, COUNT_ARGS, _SHAPED, _MEAN[1])

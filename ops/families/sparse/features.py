@@ -189,7 +189,7 @@ def dense_to_sparse(call: OperatorCall, lengths: Array, indices: Array, dense: A
 
 
 gradient_by("BatchSparseToDense", "BatchDenseToSparse", ("X0", "X1", "dY"), of_inputs=(2,))
-gradient_by("BatchDenseToSparse", "BatchSparseToDense", ("X0", "X1", "dY", "X2"), of_inputs=(2,), default_value=0.0)
+gradient_by("BatchDenseToSparse", "BatchSparseToDense", ("X0", "X1", "dY", "X2"), of_inputs=(2,))
 
 
 no_gradient("BatchBoxCox", "BatchBucketize", "StumpFunc", "Unique")

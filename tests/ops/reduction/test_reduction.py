@@ -109,10 +109,16 @@ def test_sums_over_nothing_are_zero_means_nan_and_extremes_those_of_the_type() -
         warnings.simplefilter("error")
         assert np.isnan(run_operator("ReduceMean", [x], axes=[1])[0]).all()
     assert run_operator("ReduceMax", [x], axes=[0], keepdims=0)[0].shape == (0,)
-    for dtype, least, greatest in ((np.float32, -np.inf, np.inf), (np.int8, -128, 127), (np.bool_, False, True)):
-        nothing = np.empty((2, 0), dtype)
-        assert run_operator("ReduceMax", [nothing], axes=[1], keepdims=0)[0].tolist() == [least, least]
-        assert run_operator("ReduceMin", [nothing], axes=[1], keepdims=0)[0].tolist() == [greatest, greatest]
+    limits = np.finfo(np.float32)
+    for dtype, least, greatest, infinite in (
+        (np.float32, limits.min, limits.max, 0),
+        (np.float32, -np.inf, np.inf, 1),
+        (np.int8, -128, 127, 1),
+        (np.bool_, False, True, 0),
+    ):
+        nothing, arguments = np.empty((2, 0), dtype), {"axes": [1], "keepdims": 0, "infinite": infinite}
+        assert run_operator("ReduceMax", [nothing], **arguments)[0].tolist() == [least, least]
+        assert run_operator("ReduceMin", [nothing], **arguments)[0].tolist() == [greatest, greatest]
     for op_type in ("RowwiseMax", "ArgMax"):
         with pytest.raises(ShapeError, match="an axis without elements has no maximum"):
             run_operator(op_type, [np.empty((2, 1, 0), np.float32)])

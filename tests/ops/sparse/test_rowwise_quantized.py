@@ -75,3 +75,45 @@ def test_rows_that_are_none_are_refused() -> None:
         run_operator("Fused8BitRowwiseQuantizedToFloat", [np.zeros((2, 7), np.uint8)])
     with pytest.raises(ShapeError, match="a multiple of 4 numbers, found 3"):
         run_operator("FloatToFused2BitRowwiseQuantized", [np.zeros((2, 3), np.float32)])
+
+
+def searched(row: np.ndarray, bits: int) -> tuple[float, float]:
+    """Scale and bias by the greedy search, written out for one row: 200 steps, of which 32 are taken at most."""
+    half = lambda value: np.float32(np.float16(value))  # noqa: E731
+
+    def parts(low: np.float32, high: np.float32) -> tuple[np.float32, np.float32]:
+        bias = half(low)
+        return half((high - bias) / np.float32(2**bits - 1)), bias
+
+    def error(low: np.float32, high: np.float32) -> float:
+        scale, bias = parts(low, high)
+        codes = np.clip(np.round((row - bias) / scale), 0, 2**bits - 1)
+        return float(np.sqrt(((row - (codes * scale + bias)).astype(np.float64) ** 2).sum()))
+
+    low, high = row.min(), row.max()
+    step = (high - low) / np.float32(200)
+    best, best_error, current = (low, high), error(low, high), error(low, high)
+    for _ in range(40):
+        if low + step * np.float32(168) >= high:
+            break
+        left, right = error(low + step, high), error(low, high - step)
+        if current < min(left, right, best_error):
+            best, best_error = (low, high), current
+        low, high, current = (low + step, high, left) if left < right else (low, high - step, right)
+    scale, bias = parts(*best)
+    return float(scale), float(bias)
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_engine_greedy_narrows_the_range_of_a_row_where_that_is_nearer(bits: int) -> None:
+    x = np.concatenate([np.random.default_rng(5).normal(size=(6, 64)), X.repeat(8, 1)]).astype(np.float32)
+    op_type = f"FloatToFused{bits}BitRowwiseQuantized"
+    [fused], [plain] = run_operator(op_type, [x], engine="GREEDY"), run_operator(op_type, [x])
+    _, ends = unfused(fused, bits)
+    np.testing.assert_array_equal(ends, [searched(row, bits) for row in x])
+    errors = [
+        np.square(run_operator(f"Fused{bits}BitRowwiseQuantizedToFloat", [one])[0] - x).sum(1) for one in (fused, plain)
+    ]
+    assert (errors[0] <= errors[1]).all()
+    assert (errors[0] < errors[1]).any()
+    np.testing.assert_array_equal(run_operator(op_type, [x[2:3]], engine="GREEDY")[0], fused[2:3])

@@ -12,7 +12,7 @@ def _reduce(node: OnnxNode, op_type: str, source: str, target: str) -> Node:
     idle = node.integer("noop_with_empty_axes", 0) or None
     return node.operator(
         op_type, [source, *computed], [target], axes=axes or None, keepdims=node.integer("keepdims", 1),
-        noop_with_empty_axes=idle,
+        noop_with_empty_axes=idle, infinite=1 if op_type in ("ReduceMax", "ReduceMin") else None,
     )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ class _CudaReduction(PrefixOperator):
         name, phase, last = _FORMS[form]
         kept = y.reshape(output_shape(x.shape, axes, True))
         if not x.size and y.size and form in (reduction.MaxReduction, reduction.MinReduction):
-            least, greatest = reduction.extremes_of(y.dtype)
+            least, greatest = reduction.extremes_over_nothing(self.call(), y.dtype)
             return constant_step(self, y, np.full(y.shape, least if form is reduction.MaxReduction else greatest))
         if self.inputs_checked:
             return self._of_prefixes(form, x, kept, axes)
