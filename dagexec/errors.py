@@ -11,6 +11,7 @@ __all__ = [
     "ArgumentError",
     "AssertionFailedError",
     "BlobTypeError",
+    "Caffe2Error",
     "ClosedError",
     "CommunicationError",
     "ConformanceError",
@@ -92,6 +93,10 @@ class MissingBlobError(DagexecError):
 
 class BlobTypeError(DagexecError):
     """A blob holds an object of another type than requested."""
+
+
+class Caffe2Error(DagexecError, RuntimeError):
+    """A call of `dagexec.caffe2` failed, for which Caffe2 raises RuntimeError. The `__cause__` is why."""
 
 
 class NetOrderError(DagexecError):

@@ -1,0 +1,60 @@
+"""The messages of nets, operators and tensors, and the numbers of kinds of devices."""
+
+from dagexec.core.proto.dagexec_pb2 import (
+    PROTO_CPU,
+    PROTO_CUDA,
+    PROTO_HIP,
+    PROTO_IDEEP,
+    PROTO_MKLDNN,
+    PROTO_OPENCL,
+    PROTO_OPENGL,
+    Argument,
+    BlobProto,
+    DBReaderProto,
+    DeviceOption,
+    DeviceTypeProto,
+    ExecutionStep,
+    NetDef,
+    OperatorDef,
+    PlanDef,
+    QTensorProto,
+    TensorProto,
+    TensorProtos,
+    TensorShape,
+    TensorShapes,
+)
+
+__all__ = [
+    "CPU",
+    "CUDA",
+    "HIP",
+    "IDEEP",
+    "MKLDNN",
+    "OPENCL",
+    "OPENGL",
+    "PROTO_CPU",
+    "PROTO_CUDA",
+    "PROTO_HIP",
+    "PROTO_IDEEP",
+    "PROTO_MKLDNN",
+    "PROTO_OPENCL",
+    "PROTO_OPENGL",
+    "Argument",
+    "BlobProto",
+    "DBReaderProto",
+    "DeviceOption",
+    "DeviceType",
+    "ExecutionStep",
+    "NetDef",
+    "OperatorDef",
+    "PlanDef",
+    "QTensorProto",
+    "TensorProto",
+    "TensorProtos",
+    "TensorShape",
+    "TensorShapes",
+]
+
+CPU, CUDA, MKLDNN, OPENGL, OPENCL = PROTO_CPU, PROTO_CUDA, PROTO_MKLDNN, PROTO_OPENGL, PROTO_OPENCL
+IDEEP, HIP = PROTO_IDEEP, PROTO_HIP
+DeviceType = DeviceTypeProto

@@ -1,0 +1,308 @@
+"""Caffe2's workspaces: several with names, one of which is current, for the whole process (`caffe2.python.workspace`).
+
+What fails here raises Caffe2Error, a RuntimeError. Operators of these workspaces may read and write files anywhere, as
+a script may.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagexec.caffe2 import native as C
+from dagexec.caffe2 import scope
+from dagexec.caffe2.failures import failing_as_caffe2
+from dagexec.caffe2.net import Net
+from dagexec.caffe2.net_types import net_type
+from dagexec.caffe2.prediction import Predictor
+from dagexec.caffe2.references import BlobReference
+from dagexec.caffe2.scope import CurrentNameScope as GetNameScope
+from dagexec.caffe2.utils import Caffe2TensorToNumpyArray
+from dagexec.core.device import Device
+from dagexec.core.proto import DeviceOption, NetDef, OperatorDef, TensorProto
+from dagexec.core.tensor import Tensor
+from dagexec.core.variant import Variant
+from dagexec.core.workspace import Workspace
+from dagexec.devices.cuda.errors import device_count
+from dagexec.errors import Caffe2Error, DagexecError
+
+__all__ = [
+    "Blobs",
+    "C",
+    "CreateBlob",
+    "CreateNet",
+    "CurrentWorkspace",
+    "FeedBlob",
+    "FetchBlob",
+    "FetchBlobs",
+    "GetNameScope",
+    "GlobalInit",
+    "HasBlob",
+    "NumCudaDevices",
+    "Predictor",
+    "RemoveBlob",
+    "ResetWorkspace",
+    "RootFolder",
+    "RunNet",
+    "RunNetOnce",
+    "RunOperatorOnce",
+    "RunOperatorsOnce",
+    "StringifyBlobName",
+    "StringifyNetName",
+    "StringifyProto",
+    "SwitchWorkspace",
+    "WorkspaceGuard",
+    "Workspaces",
+]
+
+Name = str | BlobReference
+Array = npt.NDArray[Any]
+AnyNet = Net | NetDef | bytes
+
+_DEFAULT = "default"
+
+
+class _All:
+    """The workspaces of the process, and which is current."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_name = {_DEFAULT: _new()}
+        self.name = _DEFAULT
+
+    @property
+    def current(self) -> Workspace:
+        return self.by_name[self.name]
+
+
+def _new(root_folder: str | None = None) -> Workspace:
+    return Workspace(root_folder=root_folder, allow_io=True)
+
+
+_all = _All()
+
+
+def _dropped(workspace: Workspace) -> None:
+    for name in workspace.nets:
+        workspace.delete_net(name)
+
+
+def GlobalInit(args: Iterable[str]) -> bool:
+    """Caffe2 reads its flags here. There are none in dagexec: nothing is done with `args`."""
+    return True
+
+
+def NumCudaDevices() -> int:
+    """How many GPUs CUDA has here; 0 without CUDA."""
+    try:
+        return device_count()
+    except DagexecError:
+        return 0
+
+
+def __getattr__(name: str) -> bool:
+    """`has_gpu_support` and `has_cuda_support`, found out when they are asked for: both say whether there is a GPU."""
+    if name in ("has_gpu_support", "has_cuda_support"):
+        return NumCudaDevices() > 0
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# Workspaces
+
+
+def CurrentWorkspace() -> str:
+    """The name of the current workspace; at first `default`."""
+    return _all.name
+
+
+def Workspaces() -> list[str]:
+    """The names of all workspaces, sorted."""
+    with _all.lock:
+        return sorted(_all.by_name)
+
+
+def SwitchWorkspace(name: str, create_if_missing: bool = False) -> None:
+    """Make the workspace `name` the current one. Raises Caffe2Error where there is none and none is to be made."""
+    with _all.lock:
+        if name not in _all.by_name:
+            if not create_if_missing:
+                raise Caffe2Error(f"workspace {name!r} does not exist; there are {sorted(_all.by_name)}")
+            _all.by_name[name] = _new()
+        _all.name = name
+
+
+@contextmanager
+def WorkspaceGuard(workspace_name: str) -> Iterator[None]:
+    """Have the workspace be the current one inside; it is made where there is none."""
+    before = CurrentWorkspace()
+    SwitchWorkspace(workspace_name, True)
+    try:
+        yield
+    finally:
+        SwitchWorkspace(before)
+
+
+def ResetWorkspace(root_folder: str | None = None) -> bool:
+    """Drop the blobs and the nets of the current workspace, whose operators then read and write below `root_folder`."""
+    with _all.lock:
+        before, _all.by_name[_all.name] = _all.current, _new(root_folder)
+    _dropped(before)
+    return True
+
+
+def RootFolder() -> str:
+    """The folder to which paths of operators are relative."""
+    return str(_all.current.root_folder)
+
+
+# Blobs
+
+
+def Blobs() -> list[str]:
+    """The names of the blobs of the current workspace, sorted."""
+    return _all.current.blobs()
+
+
+def HasBlob(name: Name) -> bool:
+    """True when the current workspace has the blob, be it empty."""
+    return _all.current.has_blob(str(name))
+
+
+def CreateBlob(name: Name) -> bool:
+    """Make an empty blob, unless there is one of that name."""
+    _all.current.create_blob(str(name))
+    return True
+
+
+def RemoveBlob(name: Name) -> None:
+    """Forget a blob. Raises Caffe2Error where there is none of that name."""
+    with failing_as_caffe2("RemoveBlob"):
+        _all.current.remove_blob(str(name))
+
+
+def FeedBlob(name: Name, arr: Any, device_option: DeviceOption | None = None) -> bool:
+    """Copy an array, a TensorProto or a string into a blob, on `device_option` or the device of the scope.
+
+    Raises Caffe2Error for anything else, numbers and lists included, as Caffe2 does.
+    """
+    blob, workspace = str(name), _all.current
+    value = Caffe2TensorToNumpyArray(arr) if isinstance(arr, TensorProto) else arr
+    with failing_as_caffe2(f"FeedBlob of {blob!r}"):
+        if isinstance(value, str | bytes):
+            workspace.create_blob(blob).value = value.encode() if isinstance(value, str) else value
+            return True
+        if not isinstance(value, np.ndarray | np.generic):
+            raise Caffe2Error(f"FeedBlob of {blob!r}: expected an array or a string, found {value!r:.80}")
+        option = device_option if device_option is not None else scope.CurrentDeviceScope()
+        holder = workspace.create_blob(blob)
+        if not isinstance(holder.value, Tensor):
+            holder.value = None
+        workspace.feed_blob(blob, value, device=None if option is None else Device.from_option(option))
+    return True
+
+
+def FetchBlob(name: Name) -> Any:
+    """A copy of the array in a blob; a string as bytes; of any other object its class, as text in bytes.
+
+    Raises Caffe2Error where there is no blob of that name.
+    """
+    blob = str(name)
+    with failing_as_caffe2(f"FetchBlob of {blob!r}"):
+        value = _all.current.get_blob(blob).value
+        if isinstance(value, Tensor | Variant) and not (isinstance(value, Tensor) and value.is_empty):
+            return _all.current.fetch_blob(blob)
+    if isinstance(value, bytes):
+        return value
+    kind = "nullptr (uninitialized)" if value is None else type(value).__name__
+    return f"{blob}, a C++ native class of type {kind}.".encode()
+
+
+def FetchBlobs(names: Iterable[Name]) -> list[Any]:
+    """What each of several blobs holds, as `FetchBlob` gives it."""
+    return [FetchBlob(name) for name in names]
+
+
+# Nets and operators
+
+
+def StringifyNetName(name: Any) -> str:
+    """The name of a net, given as text, as a net or as its message."""
+    if isinstance(name, Net):
+        return name.Name()
+    return name.name if isinstance(name, NetDef) else str(name)
+
+
+def StringifyBlobName(name: Name) -> str:
+    """The name of a blob, given as text or as a reference."""
+    return str(name)
+
+
+def StringifyProto(obj: Any) -> bytes:
+    """A message, or that of a net, as bytes."""
+    message = obj.Proto() if hasattr(obj, "Proto") else obj
+    return message if isinstance(message, bytes) else bytes(message.SerializeToString())
+
+
+def CreateNet(net: AnyNet, overwrite: bool = False, input_blobs: Iterable[Name] | None = None) -> bool:
+    """Make a net in the current workspace, whose blobs it must find there; `input_blobs` are made where they are not.
+
+    Raises Caffe2Error where there is a net of that name and no `overwrite`, and for a net that cannot be made.
+    """
+    for blob in input_blobs or ():
+        CreateBlob(blob)
+    definition = _definition(net)
+    with failing_as_caffe2(f"CreateNet of {definition.name!r}"):
+        kind = net_type(definition.type, definition.name)
+        _all.current.create_net(definition, kind, definition.num_workers or None, overwrite=overwrite)
+    return True
+
+
+def RunNet(name: Any, num_iter: int = 1, allow_fail: bool = False) -> bool:
+    """Run a net that `CreateNet` made, so many times. Where it fails, Caffe2Error, or False with `allow_fail`."""
+    called = StringifyNetName(name)
+    try:
+        with failing_as_caffe2(f"Error running net {called}"):
+            for _ in range(num_iter):
+                _all.current.run_net(called)
+    except Caffe2Error:
+        if not allow_fail:
+            raise
+        return False
+    return True
+
+
+def RunNetOnce(net: AnyNet) -> bool:
+    """Make a net, run it and drop it. Raises Caffe2Error where it fails."""
+    definition = _definition(net)
+    with failing_as_caffe2(f"Error running net {definition.name}"):
+        made = _all.current.build_net(
+            definition, net_type(definition.type, definition.name), definition.num_workers or None
+        )
+        try:
+            made.run()
+        finally:
+            made.close()
+    return True
+
+
+def RunOperatorOnce(operator: OperatorDef | bytes) -> bool:
+    """Run a single operator. Raises Caffe2Error where it fails."""
+    definition = OperatorDef.FromString(operator) if isinstance(operator, bytes) else operator
+    with failing_as_caffe2(f"Error running operator {definition.type}"):
+        _all.current.run_operator_once(definition)
+    return True
+
+
+def RunOperatorsOnce(operators: Iterable[OperatorDef | bytes]) -> bool:
+    """Run operators one after another. Raises Caffe2Error where one fails."""
+    return all(map(RunOperatorOnce, operators))
+
+
+def _definition(net: AnyNet) -> NetDef:
+    """A copy, which the script cannot change any more."""
+    return NetDef.FromString(StringifyProto(net))
