@@ -108,4 +108,4 @@ def test_decoders_run_by_steps(load: Callable[[str], ModuleType], name: str) -> 
             feeds = {"ids": random.integers(0, 1000, (1, length))}
             expected = peer.run(feeds)["scores"]
             np.testing.assert_allclose(session.run(feeds)["scores"], expected, rtol=1e-3, atol=1e-3)
-        assert executor.net().preparation_statistics().made == 1, "for the prompt"
+        assert executor.net().preparation_statistics().made == bool(crosses), "texts alone run at full lengths"
