@@ -1,0 +1,1 @@
+"""The layers of `brew`: functions of a model, blobs and sizes, which add operators and parameters."""

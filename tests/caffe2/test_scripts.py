@@ -1,0 +1,116 @@
+"""Scripts in the form of Caffe2's tutorials, as `python -m dagexec.caffe2` runs them, against NumPy in float64."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dagexec.caffe2 import uninstall
+from dagexec.caffe2.__main__ import main
+
+SCRIPTS = Path(__file__).parent / "scripts"
+Array = npt.NDArray[Any]
+Script = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    """Runs a script as the command does, and gives its variables."""
+    variables: dict[str, Any] = {}
+    run_path = runpy.run_path
+
+    def remembering(path: str, run_name: str) -> None:
+        variables.update(run_path(path, run_name=run_name))
+
+    def run(name: str, *arguments: str) -> dict[str, Any]:
+        monkeypatch.setattr("sys.argv", [])
+        monkeypatch.setattr("sys.path", ["", *sys.path])
+        monkeypatch.setattr(runpy, "run_path", remembering)
+        main([str(SCRIPTS / name), *arguments])
+        return variables
+
+    yield run
+    uninstall()
+
+
+@pytest.mark.slow
+def test_toy_regression(script: Script) -> None:
+    for step, (w, b, x, y, new_w, new_b) in enumerate(script("toy_regression.py")["history"], 1):
+        error = (x.astype(float) @ w.T + b) - y
+        rate = 0.1 * 0.9 ** (step // 20)
+        np.testing.assert_allclose(new_w, w - rate * (error * x).mean(0), rtol=0, atol=2e-6)
+        np.testing.assert_allclose(new_b, b - rate * error.mean(0), rtol=0, atol=2e-6)
+
+
+def test_basics(script: Script) -> None:
+    found = script("basics.py")
+    assert "invincible_pink_unicorn" in str(found["missing"])
+    data, label, w, b = (found[name] for name in ("data", "label", "w", "b"))
+    pred = 1 / (1 + np.exp(-(data.astype(float) @ w.T + b)))
+    softmax = _softmax(pred)
+    np.testing.assert_allclose(found["result"], softmax, rtol=1e-5)
+    np.testing.assert_allclose(found["loss_value"], -np.log(softmax[np.arange(16), label]).mean(), rtol=1e-5)
+    gradient = (softmax - np.eye(10)[label]) / 16 * pred * (1 - pred)
+    np.testing.assert_allclose(found["w_gradient"], gradient.T @ data, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_digits(script: Script, tmp_path: Path) -> None:
+    found = script("digits.py", str(tmp_path / "digits.minidb"))
+    params = {name: value.astype(float) for name, value in found["start"].items()}
+    images, labels = found["images"] / 256, found["labels"]
+    expected = [_step(params, images, labels, 0.1 * 0.999**step) for step in range(1, 31)]
+    np.testing.assert_allclose(found["losses"], [loss for loss, _ in expected], rtol=1e-4)
+    assert found["accuracies"] == pytest.approx([accuracy for _, accuracy in expected], abs=1 / 32 + 1e-6)
+    assert found["losses"][-1] < 0.8 * found["losses"][0]
+
+
+@pytest.mark.slow
+def test_a_pretrained_network_gives_what_caffe2_recorded(script: Script) -> None:
+    folder = SCRIPTS.parents[1] / "fixtures" / "caffe2" / "squeezenet"
+    results = script("pretrained.py", str(folder))["results"]
+    [expected] = np.load(folder / "outputs.npz").values()
+    assert results.shape == (1, *expected.shape)
+    np.testing.assert_allclose(results[0], expected, rtol=1e-4, atol=1e-7)
+
+
+def _softmax(x: Array) -> Array:
+    exponentials = np.exp(x - x.max(1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(1, keepdims=True))
+
+
+def _step(params: dict[str, Array], images: Array, labels: Array, rate: float) -> tuple[float, float]:
+    """A step of the network of `digits.py` in float64, which changes the parameters; the loss and accuracy before."""
+    count = len(images)
+    windows = np.lib.stride_tricks.sliding_window_view(images[:, 0], (3, 3), (1, 2))
+    conv = np.einsum("nijkl,okl->noij", windows, params["conv1_w"][:, 0]) + params["conv1_b"][:, None, None]
+    blocks = conv.reshape(count, 4, 5, 2, 5, 2).transpose(0, 1, 2, 4, 3, 5).reshape(count, 4, 5, 5, 4)
+    pool, place = blocks.max(-1), blocks.argmax(-1)
+    flat = pool.reshape(count, -1)
+    hidden = np.maximum(flat @ params["fc2_w"].T + params["fc2_b"], 0)
+    softmax = _softmax(hidden @ params["pred_w"].T + params["pred_b"])
+    loss = float(-np.log(softmax[np.arange(count), labels]).mean())
+    d_pred = (softmax - np.eye(10)[labels]) / count
+    d_hidden = d_pred @ params["pred_w"] * (hidden > 0)
+    d_pool = (d_hidden @ params["fc2_w"]).reshape(pool.shape)
+    d_blocks = np.eye(4)[place] * d_pool[..., None]
+    d_conv = d_blocks.reshape(count, 4, 5, 5, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(conv.shape)
+    gradients = {
+        "pred_w": d_pred.T @ hidden,
+        "pred_b": d_pred.sum(0),
+        "fc2_w": d_hidden.T @ flat,
+        "fc2_b": d_hidden.sum(0),
+        "conv1_w": np.einsum("noij,nijkl->okl", d_conv, windows)[:, None],
+        "conv1_b": d_conv.sum((0, 2, 3)),
+    }
+    accuracy = float((softmax.argmax(1) == labels).mean())
+    for name, gradient in gradients.items():
+        params[name] = params[name] - rate * gradient
+    return loss, accuracy
