@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from dagexec.caffe2.creation import plain
 from dagexec.core.operator_def import op
 from dagexec.core.proto import Argument, TensorProto
 from dagexec.errors import Caffe2Error
+from dagexec.platform.files import write_atomically
 from dagexec.storage.tensor_proto import decode_tensor, encode_tensor
 
 __all__ = [
@@ -96,8 +98,7 @@ def ConvertProtoToBinary(proto_class: type[Message], filename: str, out_filename
     """Write the message in a file of text or binary to another one, binary."""
     with open(filename, "rb") as source:
         message = TryReadProtoWithClass(proto_class, source.read())
-    with open(out_filename, "wb") as target:
-        target.write(message.SerializeToString())
+    write_atomically(Path(out_filename), message.SerializeToString())
 
 
 def EnumClassKeyVals(cls: type) -> dict[str, Any]:

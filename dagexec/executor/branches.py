@@ -37,7 +37,12 @@ _IF = "If"
 
 
 def condition_of(model: Model) -> str | None:
-    """The input that says which branch is run: one bool that conditions alone read. None where there is none."""
+    """The input that says which branch is run: one bool that conditions alone read. None where there is none.
+
+    And for nets without states, which have their branches in one net: what these give may be no tensors.
+    """
+    if not states_by_name(model.inputs, model.outputs):
+        return None
     conditions = {node.input[0] for node in model.program.op if node.type == _IF}
     for name in sorted(conditions & model.inputs.keys()):
         info = model.inputs[name]
