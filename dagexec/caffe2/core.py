@@ -10,7 +10,7 @@ from dagexec.caffe2 import scope
 from dagexec.caffe2.creation import CreateOperator
 from dagexec.caffe2.creation import make_device_option as DeviceOption
 from dagexec.caffe2.net import Net
-from dagexec.caffe2.references import BlobReference, GradientSlice, ScopedBlobReference, ScopedName
+from dagexec.caffe2.references import BlobReference, GradientSlice, ScopedBlobReference, ScopedName, plain_gradient
 from dagexec.caffe2.scope import CurrentDeviceScope, CurrentNameScope, DeviceScope, EmptyDeviceScope, NameScope
 from dagexec.core.gradient import Gradient, SparseGradient, gradient
 from dagexec.core.proto import DeviceOption as DeviceOptionMessage
@@ -108,14 +108,8 @@ class GradientRegistry:
 
         `g_output` has the gradient of each output, or None: a name, or a GradientSlice. Raises GradientError.
         """
-        made = gradient(op, [_as_gradient(one) for one in g_output])
+        made = gradient(op, [None if one is None else plain_gradient(one) for one in g_output])
         return list(made.operators), [_as_reference(one) for one in made.inputs]
-
-
-def _as_gradient(given: Any) -> Gradient | None:
-    if isinstance(given, GradientSlice):
-        return SparseGradient(str(given.indices), str(given.values))
-    return None if given is None else str(given)
 
 
 def _as_reference(made: Gradient | None) -> Any:

@@ -9,8 +9,7 @@ from dagexec.caffe2 import scope
 from dagexec.caffe2.modeling.initializers import ExternalInitializer
 from dagexec.caffe2.modeling.parameter_info import ParameterInfo, ParameterTags
 from dagexec.caffe2.net import Net
-from dagexec.caffe2.references import BlobReference, GradientSlice, ScopedName
-from dagexec.core.gradient import Gradient, SparseGradient
+from dagexec.caffe2.references import BlobReference, ScopedName, plain_gradient
 from dagexec.core.proto import NetDef
 from dagexec.errors import Caffe2Error
 from dagexec.training.parameter_gradients import with_own_blobs
@@ -140,7 +139,7 @@ class ModelHelper:
         forward = len(self.net.Proto().op)
         gradients = self.net.AddGradientOperators(ys, skip)
         self.gradient_ops_added = True
-        plain = {str(param): _plain(gradients[str(param)]) for param in self.params if str(param) in gradients}
+        plain = {str(param): plain_gradient(gradients[str(param)]) for param in self.params if str(param) in gradients}
         trial = NetDef()
         trial.CopyFrom(self.net.Proto())
         behind = len(trial.op)
@@ -195,9 +194,3 @@ def ExtractPredictorNet(
         for operator in part.Proto().op:
             operator.device_option.CopyFrom(device)
     return part, [blob for blob in part.Proto().external_input if blob not in inputs]
-
-
-def _plain(gradient: Any) -> Gradient:
-    if isinstance(gradient, GradientSlice):
-        return SparseGradient(str(gradient.indices), str(gradient.values))
-    return str(gradient)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from dagexec.caffe2 import scope
+from dagexec.core.gradient import Gradient, SparseGradient
 from dagexec.core.registry import is_registered
 
 
@@ -93,6 +94,13 @@ class GradientSlice(NamedTuple):
 
     indices: Any
     values: Any
+
+
+def plain_gradient(gradient: Any) -> Gradient:
+    """A gradient, given as text, reference or GradientSlice, as names."""
+    if isinstance(gradient, GradientSlice):
+        return SparseGradient(str(gradient.indices), str(gradient.values))
+    return str(gradient)
 
 
 def as_list(blobs: Any) -> list[Any]:

@@ -21,10 +21,9 @@ from dagexec.core.gradient import SparseGradient
 from dagexec.errors import GradientError, SchemaError
 from dagexec.ops.families.optimize.policies import Fixed, Policy
 from dagexec.platform.records import dataclass
-from dagexec.training.model_helper import ModelHelper
-from dagexec.training.update_net import UpdatedParameter, UpdateNet
+from dagexec.training.update_net import UpdatedModel, UpdatedParameter, UpdateNet
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "Ftrl", "Optimizer", "RmsProp", "YellowFin"]
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "Ftrl", "GroupFtrl", "Optimizer", "RmsProp", "Wngrad", "YellowFin"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Optimizer(ABC):
                     f"{type(self).__name__}: the multiplier of {name!r} must be at least 0 and finite, found {factor:g}"
                 )
 
-    def add_updates(self, helper: ModelHelper, parameters: Sequence[str] | None = None) -> None:
+    def add_updates(self, helper: UpdatedModel, parameters: Sequence[str] | None = None) -> None:
         """Append the updates of `parameters`, by default of all that have a gradient, to the net of `helper`.
 
         May be called again for other parameters, with the same optimizer or another. Raises GradientError when
@@ -123,6 +122,10 @@ class Optimizer(ABC):
             net.add(one, sparse, inputs, changed, {**arguments, "deduplicate": int(self.deduplicate)})
         else:
             net.add(one, op_type, [*changed, one.grad, *rest], changed, arguments)
+
+    def _require_no_policy(self, reason: str) -> None:
+        if self.policy != Fixed():
+            raise SchemaError(f"{type(self).__name__}: {reason}; found policy {self.policy.name!r}")
 
     def _require_numbers(self, *names: str) -> None:
         for name in names:
@@ -330,6 +333,62 @@ class Ftrl(Optimizer):
 
 
 @dataclass(frozen=True)
+class GroupFtrl(Optimizer):
+    """Ftrl that keeps whole columns of a matrix at 0 (Ni et al., 2019), with `<param>_gftrl_nz`; the rate is its alpha.
+
+    Attributes:
+        beta: smooths the learning rate at first.
+        lambda1, lambda2: strengths of L1, by columns, and L2 regularization.
+    """
+
+    takes_sparse = False
+
+    learning_rate: float = 0.01
+    beta: float = 1e-4
+    lambda1: float = 0.0
+    lambda2: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises SchemaError for a negative or infinite number, and for a policy, which would have no effect."""
+        super().__post_init__()
+        self._require_numbers("beta", "lambda1", "lambda2")
+        self._require_no_policy("its rate is the same in all steps")
+
+    def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
+        state = net.state(one, "gftrl_nz", (*one.kind.shape, 2))
+        alpha = self.learning_rate * one.multiplier
+        arguments = {"alpha": alpha, "beta": self.beta, "lambda1": self.lambda1, "lambda2": self.lambda2}
+        self._add_rule(net, one, "GFtrl", [state], [], arguments)
+
+
+@dataclass(frozen=True)
+class Wngrad(Optimizer):
+    """One adaptive rate for all of a parameter (Wu et al., 2018, arXiv:1803.02865), with its divisor `<param>_moment`.
+
+    Attributes:
+        epsilon: added to the divisor.
+        moment_init: the divisor of the first step.
+    """
+
+    learning_rate: float = 1.0
+    epsilon: float = 1e-9
+    moment_init: float = 100.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_numbers("epsilon", "moment_init")
+
+    def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
+        state = net.state(one, "moment", (1,), self.moment_init)
+        changed, rate = [one.name, state], self._rate(net, one, -1)
+        if isinstance(one.grad, SparseGradient):
+            inputs, kind = [*changed, one.grad.indices, one.grad.values, rate], "SparseWngrad"
+        else:
+            inputs, kind = [*changed, one.grad, rate], "Wngrad"
+        net.add(one, kind, inputs, changed, {"epsilon": self.epsilon})
+
+
+@dataclass(frozen=True)
 class YellowFin(Optimizer):
     """Momentum whose rate and factor are tuned for each parameter (Zhang and Mitliagkas, 2017, arXiv:1706.03471).
 
@@ -358,8 +417,7 @@ class YellowFin(Optimizer):
         """Raises SchemaError for a negative or infinite number, and for a policy, which would have no effect."""
         super().__post_init__()
         self._require_numbers("momentum", "beta", "epsilon")
-        if self.policy != Fixed():
-            raise SchemaError(f"YellowFin: it tunes the learning rate itself; found policy {self.policy.name!r}")
+        self._require_no_policy("it tunes the learning rate itself")
 
     def _add_update(self, net: UpdateNet, one: UpdatedParameter) -> None:
         changed = [

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
-from dagexec.building.fillers import constant
+from dagexec.building.fillers import Filler, constant
 from dagexec.building.net_builder import BIAS, WEIGHT
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import CPU, Device
+from dagexec.core.dtypes import FLOAT32, TypeMeta
 from dagexec.core.gradient import Gradient, SparseGradient
 from dagexec.core.graph import build_graph
 from dagexec.core.inference import infer_net
@@ -22,7 +25,40 @@ from dagexec.core.schema import TensorType
 from dagexec.errors import GradientError, SchemaError
 from dagexec.ops.families.optimize.policies import Policy
 from dagexec.platform.records import dataclass
-from dagexec.training.model_helper import ModelHelper
+
+
+class UpdatedModel(Protocol):
+    """What updates ask of a model; `training.model_helper.ModelHelper` and Caffe2's nets in `caffe2.optimizer` have it.
+
+    Attributes:
+        name: for messages.
+        net: the net that updates are appended to.
+        init_net: the net that fills parameters and state.
+    """
+
+    name: str
+    net: NetDef
+    init_net: NetDef
+
+    @property
+    def params(self) -> list[str]:
+        """The parameters that training changes."""
+
+    @property
+    def params_to_grad(self) -> Mapping[str, Gradient]:
+        """Their gradients. Raises GradientError where there are none yet."""
+
+    def tags_of(self, parameter: str) -> frozenset[str]:
+        """The tags of a parameter, such as "weight"."""
+
+    def iteration(self) -> str:
+        """The blob that counts steps, made by the first call."""
+
+    def add_state(self, name: str, shape: Sequence[int], filler: Filler, dtype: TypeMeta = FLOAT32) -> str:
+        """A blob that is kept from step to step."""
+
+    def device_scope(self, device: str | Device) -> AbstractContextManager[None]:
+        """Where state that is added inside lies."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +94,7 @@ class UpdateNet:
         iteration: the blob of the iteration counter.
     """
 
-    def __init__(self, helper: ModelHelper) -> None:
+    def __init__(self, helper: UpdatedModel) -> None:
         """Creates the model's iteration counter, unless it is there."""
         self._helper = helper
         self._types = infer_net(build_graph(helper.init_net), {}).blobs

@@ -22,7 +22,18 @@ from dagexec.core.gradient import SparseGradient
 from dagexec.errors import ArgumentError, GradientError, SchemaError
 from dagexec.ops.families.optimize.policies import Cyclical, Exp, LinearWarmup, Step
 from dagexec.training.model_helper import ModelHelper
-from dagexec.training.optimizer import SGD, Adadelta, Adagrad, Adam, Ftrl, Optimizer, RmsProp, YellowFin
+from dagexec.training.optimizer import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Ftrl,
+    GroupFtrl,
+    Optimizer,
+    RmsProp,
+    Wngrad,
+    YellowFin,
+)
 from tests.training.as_written import as_written
 
 Array = npt.NDArray[Any]
@@ -43,6 +54,8 @@ OPTIMIZERS = [
     RmsProp(0.02),
     RmsProp(0.02, momentum=0.5),
     Ftrl(0.2),
+    GroupFtrl(0.2),
+    Wngrad(1.0, moment_init=2.0),
     YellowFin(0.05),
 ]
 
@@ -314,6 +327,7 @@ def test_sparse_adagrad_adds_up_rows_of_one_index_unless_told_not_to() -> None:
 SPARSE = [
     SGD(0.1), SGD(0.1, momentum=0.9), Adam(0.1), Adam(0.1, row_wise=True), Adam(0.1, rectified=True), Adagrad(0.1),
     Adagrad(0.1, row_wise=True), Adadelta(1.0), Ftrl(0.1), SGD(0.1, max_gradient_norm=0.5),
+    Wngrad(1.0),
 ]  # fmt: skip
 
 

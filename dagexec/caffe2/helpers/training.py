@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dagexec.caffe2.model_helper import ModelHelper
+from dagexec.caffe2.references import GradientSlice
 from dagexec.core.proto import DeviceOption, TensorProto
+from dagexec.errors import GradientError
 
 _HOST = DeviceOption(device_type=0)
 
@@ -30,11 +32,18 @@ def accuracy(model: ModelHelper, blob_in: Any, blob_out: Any, **kwargs: Any) -> 
 
 
 def add_weight_decay(model: ModelHelper, weight_decay: float) -> None:
-    """Add so much of each weight to its gradient, before updates are added."""
+    """Add so much of each weight to its gradient, before updates are added.
+
+    Raises GradientError for a weight with a sparse gradient.
+    """
     if weight_decay <= 0:
         return
     decay = model.param_init_net.ConstantFill([], "wd", shape=[1], value=float(weight_decay))
     one = model.param_init_net.ConstantFill([], "ONE", shape=[1], value=1.0)
     for param in model.weights:
         gradient = model.param_to_grad[param]
+        if isinstance(gradient, GradientSlice):
+            raise GradientError(
+                f"model {model.name!r}: {str(param)!r} has a sparse gradient, which has no weight decay"
+            )
         model.net.WeightedSum([gradient, one, param, decay], gradient)

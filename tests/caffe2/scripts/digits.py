@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
-from caffe2.python import brew, core, model_helper, utils, workspace
+from caffe2.python import brew, core, model_helper, optimizer, utils, workspace
 
 random = np.random.default_rng(3)
 labels = np.arange(32) % 10
@@ -38,12 +38,7 @@ xent = model.LabelCrossEntropy([softmax, label], "xent")
 loss = model.AveragedLoss(xent, "loss")
 brew.accuracy(model, [softmax, label], "accuracy")
 model.AddGradientOperators([loss])
-ITER = brew.iter(model, "iter")
-LR = model.LearningRate(ITER, "LR", base_lr=-0.1, policy="step", stepsize=1, gamma=0.999)
-ONE = model.param_init_net.ConstantFill([], "ONE", shape=[1], value=1.0)
-for param in model.params:
-    param_grad = model.param_to_grad[param]
-    model.WeightedSum([param, ONE, param_grad, LR], param)
+optimizer.build_sgd(model, base_learning_rate=0.1, policy="step", stepsize=1, gamma=0.999)
 
 workspace.RunNetOnce(model.param_init_net)
 workspace.CreateNet(model.net, overwrite=True)
