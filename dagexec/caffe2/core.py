@@ -16,6 +16,7 @@ from dagexec.core.gradient import Gradient, SparseGradient, gradient
 from dagexec.core.proto import DeviceOption as DeviceOptionMessage
 from dagexec.core.proto import OperatorDef, TensorProto
 from dagexec.core.registry import has_engine, is_registered, registered_operators
+from dagexec.core.subnets import ONLY_IN_MESSAGES
 
 __all__ = [
     "BlobReference",
@@ -71,7 +72,7 @@ def GlobalInit(args: Iterable[str]) -> bool:
 
 def IsOperator(op_type: str) -> bool:
     """True when there is an operator of this type."""
-    return is_registered(op_type)
+    return is_registered(op_type) or op_type in ONLY_IN_MESSAGES
 
 
 def IsOperatorWithEngine(op_type: str, engine: str) -> bool:

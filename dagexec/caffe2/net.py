@@ -16,6 +16,7 @@ from dagexec.core.operator_index import known_types
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
 from dagexec.core.registry import is_registered, schema_of
 from dagexec.core.schema import UNBOUNDED
+from dagexec.core.subnets import ONLY_IN_MESSAGES
 from dagexec.training import backward
 
 _CUDA = 1
@@ -53,7 +54,7 @@ class Net:
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if op_type.startswith("_"):
             raise AttributeError(op_type)
-        if not is_registered(op_type):
+        if not is_registered(op_type) and op_type not in ONLY_IN_MESSAGES:
             close = get_close_matches(op_type, known_types())
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise AttributeError(f"{op_type!r} is neither a method of a net nor an operator type{hint}")
@@ -157,7 +158,7 @@ class Net:
     def _output_names(self, op_type: str, inputs: int, outputs: Any) -> list[Any]:
         """The outputs as named, or as many names as are asked for; by default as many as the operator must have."""
         if outputs is None:
-            least, most = schema_of(op_type).outputs
+            least, most = (0, UNBOUNDED) if op_type in ONLY_IN_MESSAGES else schema_of(op_type).outputs
             number = max(least, min(1, most)) if most < UNBOUNDED else max(least, 1)
         elif isinstance(outputs, int):
             number = outputs

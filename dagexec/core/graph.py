@@ -24,6 +24,7 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.node import Node, operator_label
 from dagexec.core.program import Program, program_of
 from dagexec.core.proto import NetDef
+from dagexec.core.purity import mutated
 from dagexec.core.registry import schema_of, verify_all
 from dagexec.core.schema import OpSchema
 from dagexec.errors import CycleError, NetOrderError
@@ -204,7 +205,7 @@ def _derived(program: Program) -> Graph:
 def find_hazards(operators: Sequence[Node]) -> dict[tuple[int, int], Hazard]:
     """Every (earlier, later) pair of operators with the hazards between them; one pass over the list.
 
-    Inputs that a schema says the operator `mutates` count as outputs.
+    Inputs that an operator changes count as outputs.
 
     The WAR edges of a write start at the readers since the last write, so pairs ordered through another writer
     between them have no edge of their own: they are ordered by a path.
@@ -225,7 +226,7 @@ def find_hazards(operators: Sequence[Node]) -> dict[tuple[int, int], Hazard]:
                 if name in writer:
                     add(writer[name], index, hazard)
                 readers.setdefault(name, []).append(index)
-        for name in (*definition.output, *_mutated(definition.input, schema_of(definition.type))):
+        for name in (*definition.output, *_mutated(definition, schema_of(definition.type))):
             if name in writer:
                 add(writer[name], index, Hazard.WAW)
             for reader in readers.pop(name, ()):
@@ -270,9 +271,8 @@ def flow_of(operators: Sequence[Node], schemas: Sequence[OpSchema]) -> Flow:
     rewritten: set[str] = set()
     early: set[str] = set()
     for index, (definition, schema) in enumerate(zip(operators, schemas, strict=True)):
-        inputs = definition.input
         waits_for = set()
-        for name in inputs:
+        for name in definition.input:
             if name in writer:
                 waits_for.add(writer[name])
             else:
@@ -286,7 +286,8 @@ def flow_of(operators: Sequence[Node], schemas: Sequence[OpSchema]) -> Flow:
             if name in writer:
                 waits_for.add(writer[name])
             readers.setdefault(name, []).append(index)
-        for name in (*definition.output, *_mutated(inputs, schema)) if schema.mutates else definition.output:
+        mutates = schema.mutates or schema.sub_nets
+        for name in (*definition.output, *_mutated(definition, schema)) if mutates else definition.output:
             if name in writer:
                 waits_for.add(writer[name])
                 rewritten.add(name)
@@ -299,8 +300,8 @@ def flow_of(operators: Sequence[Node], schemas: Sequence[OpSchema]) -> Flow:
     return Flow(tuple(rows), writer, rewritten, early)
 
 
-def _mutated(inputs: Sequence[str], schema: OpSchema) -> list[str]:
-    return [inputs[place] for place in schema.mutates if place < len(inputs)]
+def _mutated(definition: Node, schema: OpSchema) -> list[str]:
+    return [definition.input[place] for place in mutated(definition, schema)]
 
 
 def transitive_reduction(parents: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 from dagexec.core.device import Device
 from dagexec.core.node import Node, node_of, operator_label
 from dagexec.core.proto import NetDef, missing_fields
+from dagexec.core.subnets import has_subnets, in_own_scopes
 from dagexec.errors import SchemaError
 from dagexec.platform.records import dataclass
 
@@ -95,7 +96,10 @@ class Program:
 
 
 def program_of(net: NetDef | Program) -> Program:
-    """The records of a net. Raises SchemaError or ArgumentError, which name an operator, for a message that is none."""
+    """The records of a net, in which Caffe2's operators that run nets have bodies (`dagexec.core.subnets`).
+
+    Raises SchemaError or ArgumentError, which name an operator, for a message that is none.
+    """
     if isinstance(net, Program):
         return net
     if not net.IsInitialized():
@@ -108,7 +112,12 @@ def program_of(net: NetDef | Program) -> Program:
         node_of(definition, operator_label(definition, index, net.name) if definition.arg else "")
         for index, definition in enumerate(net.op)
     ]
-    return Program(tuple(nodes), without_operators(net))
+    return program_with(nodes, without_operators(net))
+
+
+def program_with(nodes: Sequence[Node], header: NetDef) -> Program:
+    """The net of operators that are as messages have them."""
+    return Program(in_own_scopes(nodes, header) if any(map(has_subnets, nodes)) else tuple(nodes), header)
 
 
 def header_of(net: NetDef | Program) -> NetDef:

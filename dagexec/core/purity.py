@@ -1,8 +1,12 @@
-"""Which operators may be dropped, merged or computed ahead: those that only write what their inputs decide."""
+"""Which operators may be dropped, merged or computed ahead: those that only write what their inputs decide.
+
+And which inputs others change.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from dagexec.core.node import Node
 from dagexec.core.registry import operator_module, schema_of, sub_nets_of
@@ -57,3 +61,23 @@ def is_pure(definition: Node) -> bool:
 def _is_reproducible(definition: Node) -> bool:
     schema = schema_of(definition.type)
     return schema.reproducible and (not schema.sub_nets or all(map(_is_reproducible, _inner(definition))))
+
+
+def mutated(definition: Node, schema: OpSchema) -> tuple[int, ...]:
+    """The inputs that it changes without naming them as outputs, be it by an operator of a net that it runs."""
+    own = tuple(place for place in schema.mutates if place < len(definition.input))
+    if not schema.sub_nets:
+        return own
+    return own + definition.values.once("mutated", partial(_mutated_inside, definition, schema))
+
+
+def _mutated_inside(definition: Node, schema: OpSchema) -> tuple[int, ...]:
+    """By operators of its nets, counted from behind the last input; the arguments decide it."""
+    names = definition.arguments().strings("captured")
+    changed = {
+        one.input[place]
+        for net in sub_nets_of(definition, schema).values()
+        for one in net.op
+        for place in mutated(one, schema_of(one.type))
+    }
+    return tuple(place - len(names) for place, name in enumerate(names) if name in changed)

@@ -20,7 +20,7 @@ from dagexec.core.device import Device
 from dagexec.core.dtypes import STRING
 from dagexec.core.io_access import IO, check_inside
 from dagexec.core.node import Node, node_of
-from dagexec.core.program import Program, header_of
+from dagexec.core.program import Program, header_of, program_with
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.tensor import Tensor
 from dagexec.core.variant import Variant, as_texts
@@ -335,4 +335,4 @@ class Workspace:
 
     def run_operator_once(self, definition: OperatorDef | Node) -> None:
         """Run a single operator on this workspace's blobs."""
-        self.run_net_once(Program((node_of(definition),), NetDef(name=definition.type)))
+        self.run_net_once(program_with([node_of(definition)], NetDef(name=definition.type)))

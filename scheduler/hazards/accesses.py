@@ -18,6 +18,7 @@ from dagexec.core.blob import Blob
 from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Prepared, nothing_to_do
+from dagexec.core.purity import mutated
 from dagexec.core.runtime import runtime_of
 from dagexec.core.shared_buffer import shared_buffer_forced
 from dagexec.core.tensor import Tensor
@@ -186,7 +187,9 @@ def named_accesses(graph: Graph) -> Accesses:
         for name in definition.input:
             collection.read(index, [blob(viewed) for viewed in _origins(name, origin)])
         collection.write(index, [blob(name) for name in definition.output])
-        collection.write(index, [blob(definition.input[place]) for place in _mutated(graph, index)])
+        collection.write(
+            index, [blob(definition.input[place]) for place in mutated(graph.operators[index], graph.schemas[index])]
+        )
         collection.change_kept(index, graph)
         collection.take_turns(index, _argued_turns(graph, index))
     collection.order_controls(graph)
@@ -295,7 +298,7 @@ def prepared_accesses(
                 if place == 0:
                     written.difference_update(number for part in untouched.kept_parts for number in resources(part))
                 collection.write(index, sorted(written))
-        for place in _mutated(graph, index):
+        for place in mutated(graph.operators[index], graph.schemas[index]):
             collection.write(index, resources(id(operator.input_blobs[place])))
         for number in memory.working[index]:
             collection.write(index, resources(number))
@@ -303,11 +306,6 @@ def prepared_accesses(
         collection.take_turns(index, turns_of(operator, prepared[index]))
     collection.order_controls(graph, {index for index, record in enumerate(prepared) if record.is_settled})
     return collection.finished()
-
-
-def _mutated(graph: Graph, index: int) -> list[int]:
-    """The inputs that operator `index` changes without naming them as outputs."""
-    return [place for place in graph.schemas[index].mutates if place < len(graph.operators[index].input)]
 
 
 def turns_of(operator: Operator, prepared: Prepared) -> list[str]:

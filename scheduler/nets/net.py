@@ -549,11 +549,11 @@ def _blobs_read_first(operators: tuple[Operator, ...]) -> list[Blob]:
     """The blobs that are read before the net writes them: they carry a signature's shapes. Empty ones get a tensor."""
     blobs: dict[int, Blob | None] = {}  # None for those that are written first
     for operator in operators:
-        for blob in operator.input_blobs:
+        for place, blob in enumerate(operator.input_blobs):
             key = id(blob)
             if key not in blobs:
                 blobs[key] = blob
-                if blob.value is None:  # a copy's is fed on the host
+                if blob.value is None and place not in operator.schema.handles:  # a copy's is fed on the host
                     blob.tensor(CPU if operator.crosses_devices else operator.runtime.device)
         for blob in operator.output_blobs:
             blobs.setdefault(id(blob))

@@ -19,7 +19,7 @@ from dagexec.core.blob import Blob
 from dagexec.core.device import CPU
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Prepared, Step
-from dagexec.core.purity import is_pure
+from dagexec.core.purity import is_pure, mutated
 from dagexec.core.schema import OpSchema
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.tensor import Storage, Tensor, binding_epoch
@@ -136,7 +136,7 @@ class _Blobs:
         written: set[str] = set()
         for definition, schema in zip(self._graph.operators, self._graph.schemas, strict=True):
             inputs = definition.input
-            touched.update(inputs[i] for i in schema.mutates if i < len(inputs))
+            touched.update(inputs[place] for place in mutated(definition, schema))
             touched.update(name for name in inputs if name in self._writes and name not in written)
             written.update(definition.output)
         return frozenset(touched)
@@ -256,7 +256,8 @@ class CheckedStep:
 
     def _keep(self, kept: OrderedDict[Hashable, _Kept], key: Hashable, prepared: Prepared) -> None:
         inputs = [blob.get(Tensor) for blob in self._operator.input_blobs]
-        outputs = [one for blob in self._operator.output_blobs if isinstance(one := blob.value, Tensor)]
+        held = [blob.value for blob in self._operator.output_blobs]
+        outputs = [one for one in held if isinstance(one, Tensor) and not one.is_empty]
         if len(outputs) < len(self._operator.output_blobs):
             return
         moving = [one for one in (*inputs, *outputs) if one.constant is None]

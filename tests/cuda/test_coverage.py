@@ -16,10 +16,20 @@ ONNX = "of ONNX files, which are run on the host"
 TABLES = "models on tables, texts and mappings among them, are run on the host"
 
 HOST = {
+    "AtomicFetchAdd": COUNTERS,
     "AtomicIter": COUNTERS,
+    "CheckAtomicBool": COUNTERS,
+    "CheckCounterDone": COUNTERS,
+    "ConditionalSetAtomicBool": COUNTERS,
+    "CountDown": COUNTERS,
+    "CountUp": COUNTERS,
+    "CreateAtomicBool": COUNTERS,
+    "CreateCounter": COUNTERS,
     "CreateMutex": COUNTERS,
     "Iter": COUNTERS,
     "LearningRate": COUNTERS,
+    "ResetCounter": COUNTERS,
+    "RetrieveCount": COUNTERS,
     "CloseBlobsQueue": QUEUES,
     "CreateBlobsQueue": QUEUES,
     "DequeueBlobs": QUEUES,
