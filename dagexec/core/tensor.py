@@ -209,6 +209,29 @@ class Tensor:
         """
         self._grows = self.device == CPU
 
+    def make_room(self, nbytes: int) -> bool:
+        """Have memory for so many bytes from the first element on, the elements unchanged; False where that cannot be.
+
+        Only a tensor that grows in place is brought elsewhere for it. Raises ResourceError when it would not fit.
+        """
+        storage = self._storage
+        if storage is None or storage.reused or not storage.writable or not self.is_packed or self.meta is STRING:
+            return False
+        if self.address != address_of(storage.buffer):
+            return False
+        is_large = storage.buffer.nbytes >= nbytes
+        if not is_large and (self._is_view or not self._grows):
+            return False
+        if storage.capacity < nbytes:
+            grown = self._grown(storage, nbytes, f"room for {nbytes} bytes")
+            if grown is None:
+                return False
+            if grown is not storage:
+                array = array_on(grown.buffer, self.shape, self.meta)
+                array[...] = self.array
+                self._bind(grown, array, self.meta)
+        return True
+
     @staticmethod
     def _grown(storage: Storage | None, needed: int, what: str) -> Storage | None:
         """`storage` with `needed` bytes, or another that may grow; None where there are no addresses for one.

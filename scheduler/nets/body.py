@@ -8,7 +8,7 @@ their own, in which the worker takes part.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Self
 
@@ -19,6 +19,7 @@ from dagexec.core.program import Program
 from dagexec.core.proto import NetDef
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor, binding_epoch
+from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DeviceError
 from dagexec.platform.blocking import check_stopped, work
@@ -26,6 +27,7 @@ from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.observed_bodies import Tell, observed_in_body, telling
 from dagexec.scheduler.observe.observers import Observer
 from dagexec.scheduler.plan.culprit import NameStep, label_of
+from dagexec.scheduler.plan.dynamic import dependence
 from dagexec.scheduler.plan.inference import inferred_and_settled
 from dagexec.scheduler.plan.preparation import Preparation
 from dagexec.scheduler.run.inline import failure_inline
@@ -36,8 +38,8 @@ MIN_SECONDS_SAVED = 100e-6
 """Estimated seconds that one more worker must save an execution; waking it and waiting for it costs half of that."""
 
 
-_MAX_MISSES = 4
-"""Preparations for other shapes, after which operators prepare themselves one by one."""
+_MAX_MISSES = 2
+"""Preparations for other shapes, after which operators whose shapes change prepare themselves."""
 
 _STEADY = 64
 """Executions without a change of shapes, after which the net is prepared as a whole again."""
@@ -49,6 +51,8 @@ class BodyNet(BaseNet):
     net_type: ClassVar[str] = "body"
     _misses = 0  # preparations made since shapes were steady
     _for_any_shapes: Preparation | None = None
+    _unsteady: frozenset[str] = frozenset()  # inputs of which other types were seen, or of any shapes
+    _types: tuple[object, ...] | None = None  # of the inputs, at the latest preparation
     _epoch = -1
     _steady = 0  # executions since a tensor moved
     _judged: Preparation | None = None
@@ -96,27 +100,50 @@ class BodyNet(BaseNet):
             self._run_steps(steps, partial(label_of, preparation.plan, steps))
 
     def prepared(self) -> Preparation:
-        """Steps for the shapes the blobs have now; steps for any shapes while these keep changing."""
+        """Steps for the shapes the blobs have now; while some keep changing, steps for any such shapes."""
         preparation = self._for_any_shapes
-        if preparation is not None:
-            self._steady = self._steady + 1 if self._epoch == binding_epoch() else 0
-            self._epoch = binding_epoch()
-            if self._steady < _STEADY:
-                return preparation
+        if preparation is None:
+            return super().prepared()
+        self._steady = self._steady + 1 if self._epoch == binding_epoch() else 0
+        if self._steady >= _STEADY:
             self._for_any_shapes, self._misses = None, 0
-        return super().prepared()
+            return super().prepared()
+        if not preparation.bindings.in_place():
+            moved = [binding.blob for binding in preparation.bindings.inputs if not binding.holds()]
+            self._unsteady |= self._names_inside(moved or self._inputs)
+            preparation = self._prepare_for_any_shapes()
+        self._epoch = binding_epoch()
+        return preparation
 
     def _prepare(self) -> Preparation:
         """As other nets; but with values of growing shapes, that would prepare all operators in each iteration."""
-        if self._misses < _MAX_MISSES:
-            return super()._prepare()
+        types = tuple(map(_type_or_none, self._inputs))
+        before, self._types = self._types or types, types
+        pairs = zip(self._inputs, before, types, strict=True)
+        self._unsteady |= self._names_inside([blob for blob, one, other in pairs if one != other])
+        return super()._prepare() if self._misses < _MAX_MISSES else self._prepare_for_any_shapes()
+
+    def _prepare_for_any_shapes(self) -> Preparation:
         self._forget_preparations()
         self._let_go_of_arenas()
         self._steady = 0
-        self._for_any_shapes = Preparation(
-            self.operators, self.graph, self._inputs, self._constants, for_any_shapes=True
-        )
+        dynamic = dependence(self.graph, self._constants, unsteady=self._unsteady).dynamic
+        own = [blob for blob in self._inputs if id(blob) in self._own_inputs]
+        for blob in (*own, *(blob for index in dynamic for blob in self.operators[index].output_blobs)):
+            if not isinstance(blob.value, Variant):
+                blob.tensor().grow_in_place()
+        self._for_any_shapes = self._attempted_preparation(self._unsteady)
         return self._for_any_shapes
+
+    def _names_inside(self, blobs: Iterable[Blob]) -> frozenset[str]:
+        """What these inputs are called here; those that are captured have other names outside."""
+        ids = set(map(id, blobs))
+        return frozenset(
+            name
+            for operator in self.operators
+            for name, blob in zip(operator.definition.input, operator.input_blobs, strict=True)
+            if id(blob) in ids
+        )
 
     def _new_preparation(self) -> Preparation:
         self._misses += 1
@@ -219,6 +246,11 @@ def _saves_side_by_side(preparation: Preparation) -> bool:
 def _type_of(blob: Blob) -> TensorType:
     tensor = blob.tensor()
     return TensorType(tensor.shape, tensor.meta)
+
+
+def _type_or_none(blob: Blob) -> TensorType | None:
+    """None for what is no tensor."""
+    return _type_of(blob) if isinstance(blob.value, Tensor) else None
 
 
 def _is_constant(workspace: Workspace, name: str) -> bool:

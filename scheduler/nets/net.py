@@ -485,9 +485,9 @@ class BaseNet(ABC, Closing):
             self._forget_preparations()
         return preparation
 
-    def _attempted_preparation(self) -> Preparation:
+    def _attempted_preparation(self, unsteady: frozenset[str] = frozenset()) -> Preparation:
         make = partial(
-            Preparation, self.operators, self.graph, self._inputs, self._constants, keep=self.keep,
+            Preparation, self.operators, self.graph, self._inputs, self._constants, keep=self.keep, unsteady=unsteady,
             in_list_order=self.in_list_order, arena_memory=self.arena_memory, ordered=self._ordered,
         )  # fmt: skip
         try:

@@ -20,11 +20,12 @@ from dagexec.core.device import CPU
 from dagexec.core.graph import Graph
 from dagexec.core.operator import Operator, Prepared, Step
 from dagexec.core.purity import is_pure, mutated
-from dagexec.core.schema import OpSchema
+from dagexec.core.schema import OpSchema, TensorType
 from dagexec.core.shape_values import asked_operators
 from dagexec.core.tensor import Storage, Tensor, binding_epoch
 from dagexec.platform.cached import cached_property
 from dagexec.platform.records import dataclass
+from dagexec.scheduler.plan.room import Rooms
 
 Array = npt.NDArray[Any]
 
@@ -44,14 +45,22 @@ class Dependence:
     asked: frozenset[int]
 
 
-def dependence(graph: Graph, constants: frozenset[str], unsettled: frozenset[int] = frozenset()) -> Dependence:
+def dependence(
+    graph: Graph,
+    constants: frozenset[str],
+    unsettled: frozenset[int] = frozenset(),
+    unsteady: frozenset[str] = frozenset(),
+) -> Dependence:
     """What the operators depend on where `constants` do not change and those in `unsettled` are left to the run.
+
+    The inputs in `unsteady` have other types in each run.
 
     A blob with one dynamic writer counts as dynamic for all its writers, so that none of them keeps an array that
     another has replaced. So does a blob that one of them reads and that may change its shape within a run, so that it
     is read in the shape it has then: when a run begins, it has the shape of its last writer.
     """
-    return graph.derived((constants, unsettled), lambda: _find_dependence(graph, constants, unsettled))
+    key = (constants, unsettled, unsteady)
+    return graph.derived(key, lambda: _find_dependence(graph, constants, unsettled, unsteady))
 
 
 def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]:
@@ -59,8 +68,10 @@ def dynamic_operators(graph: Graph, constants: frozenset[str]) -> frozenset[int]
     return dependence(graph, constants).dynamic
 
 
-def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozenset[int]) -> Dependence:
-    if all(map(_is_told_by_types, {schema.type: schema for schema in graph.schemas}.values())):
+def _find_dependence(
+    graph: Graph, constants: frozenset[str], unsettled: frozenset[int], unsteady: frozenset[str]
+) -> Dependence:
+    if not unsteady and all(map(_is_told_by_types, {schema.type: schema for schema in graph.schemas}.values())):
         return _NONE
     asked = asked_operators(graph.operators, graph.schemas, decide=True)
     blobs = _Blobs(graph)
@@ -69,7 +80,7 @@ def _find_dependence(graph: Graph, constants: frozenset[str], unsettled: frozens
     while True:
         found: set[int] = set()
         settled: set[int] = set()
-        unknown: set[str] = set()
+        unknown = set(unsteady)
         values: set[str] = set()  # the blobs that settled operators write
         for index, (definition, schema) in enumerate(zip(graph.operators, graph.schemas, strict=True)):
             inputs, outputs = tuple(definition.input), tuple(definition.output)
@@ -173,8 +184,10 @@ class CheckedStep:
         "_lasts",
         "_operator",
         "_read",
+        "_rooms",
         "_step",
         "_tensors",
+        "_types",
         "_values",
     )
 
@@ -191,6 +204,8 @@ class CheckedStep:
         self._tensors: list[Tensor] = []
         self._values: list[bytes] = []
         self._kept: OrderedDict[Hashable, _Kept] | None = OrderedDict() if _may_come_back(operator) else None
+        self._types: tuple[TensorType, ...] = ()  # of the inputs, when it was prepared last
+        self._rooms = Rooms(operator, as_view) if self._kept is not None else None
 
     def __call__(self) -> None:
         """Run the operator once."""
@@ -199,6 +214,11 @@ class CheckedStep:
     def current(self) -> Step:
         """The operator's step for what its blobs hold now."""
         step = self._step
+        if step is not None and self._lasts:
+            return step
+        with_room = None if self._rooms is None else self._rooms.step()
+        if with_room is not None:
+            return with_room
         if step is not None and not self._changed():
             return step
         key = self._key()
@@ -212,8 +232,6 @@ class CheckedStep:
         return step
 
     def _changed(self) -> bool:
-        if self._lasts:
-            return False
         epoch = binding_epoch()
         if epoch != self._epoch:  # an array was replaced somewhere, perhaps one of these
             if any(blob.value is not held for blob, held in zip(self._blobs, self._held, strict=True)):
@@ -249,6 +267,11 @@ class CheckedStep:
             self._lasts = True
             return step
         call = operator.call() if operator.schema.can_infer(operator.definition) else None  # None: perhaps no tensors
+        if call is not None and self._rooms is not None:
+            before, self._types = self._types, call.inputs
+            step = self._rooms.prepared(before, call.inputs)
+            if step is not None:
+                return step
         prepared = operator.bind(operator.infer(call), as_view=self._as_view, call=call)
         if self._kept is not None and key is not None and key == self._key():  # in place it may be elsewhere now
             self._keep(self._kept, key, prepared)

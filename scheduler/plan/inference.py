@@ -34,15 +34,17 @@ def inferred_and_settled(
     *,
     in_one_plan: bool,
     known: Mapping[int, TensorType] | None = None,
+    unsteady: frozenset[str] = frozenset(),
 ) -> tuple[frozenset[int], list[Inferred | None]]:
     """The dynamic operators, and what inference says of the others, of which the settled ones are computed.
 
-    `known` are types that blobs, by their ids, will have when the net runs, where they have others now.
+    `known` are types that blobs, by their ids, will have when the net runs, where they have others now; the inputs in
+    `unsteady` have other types in each run.
     Raises ResourceError for outputs that do not fit in memory, together unless they are `in_one_plan` to share it.
     """
     unsettled: frozenset[int] = frozenset()
     while True:
-        depends = dependence(graph, constants, unsettled)
+        depends = dependence(graph, constants, unsettled, unsteady)
         inferred = _Inference(operators, graph, depends, constants, known or {}, in_one_plan=in_one_plan).run()
         if len(inferred) == len(graph):
             return depends.dynamic, inferred

@@ -68,7 +68,7 @@ class Preparation:
         *,
         keep: Collection[str] | None = None,
         in_list_order: bool = False,
-        for_any_shapes: bool = False,
+        unsteady: frozenset[str] = frozenset(),
         arena_memory: ArenaMemory | None = None,
         previous: Preparation | None = None,
         ordered: Callable[[Plan], Plan] | None = None,
@@ -79,7 +79,7 @@ class Preparation:
         Arenas lie in `arena_memory`, which the net's preparations share, as one of them is in use at a time.
         Operators that are where they were in `previous`, a living preparation of the same net, are not prepared again.
         `ordered` makes of the plan the one that runs go by.
-        With `for_any_shapes` no shapes are taken for granted: each operator prepares itself in the run, when it has to.
+        The inputs in `unsteady` have other shapes in each run: what depends on them prepares itself there, if need be.
         Raises ShapeError or MissingBlobError naming the operator, or ResourceError when memory would not do.
         Whatever else an operator raises while it is prepared becomes an OperatorError. Raises DeadlineExceededError
         when the caller is held to a deadline that is over.
@@ -88,7 +88,9 @@ class Preparation:
             operator.check_output_layouts()
         before = {id(blob.value.storage()) for blob in outputs_of(operators) if isinstance(blob.value, Tensor)}
         _own_what_is_written(operators, inputs)
-        dynamic, inferred = _inferred(operators, graph, constants, for_any_shapes, keep is not None)
+        dynamic, inferred = inferred_and_settled(
+            operators, graph, constants, in_one_plan=keep is not None, unsteady=unsteady
+        )
         self.settled = frozenset(index for index, found in enumerate(inferred) if found and found.is_settled)
         running = graph.without_edges_of(self.settled) if self.settled else graph
         self.memory: MemoryPlan | None = None
@@ -110,7 +112,8 @@ class Preparation:
         self.name_step: NameStep = partial(_label, self.plan, self.steps, [one for one in self.prepared if one.parts])
         own = _static_outputs(operators, dynamic)
         self.written = (*own, *(blob for one in self.prepared for blob in one.blobs))
-        self.bindings = Bindings(inputs, self.written)
+        moving = _named(operators, unsteady) if unsteady else ()
+        self.bindings = Bindings([blob for blob in inputs if id(blob) not in moving], self.written)
         self.nbytes = self._own_bytes(operators, before)
 
     def _prepared(
@@ -226,13 +229,10 @@ def _parts(prepared: Prepared) -> tuple[Step, ...]:
     return prepared.parts or (() if prepared.step is nothing_to_do else (prepared.step,))
 
 
-def _inferred(
-    operators: Sequence[Operator], graph: Graph, constants: frozenset[str], for_any_shapes: bool, in_one_plan: bool
-) -> tuple[frozenset[int], list[Inferred | None]]:
-    """See `inferred_and_settled`; `for_any_shapes` all operators are dynamic."""
-    if for_any_shapes:
-        return frozenset(range(len(graph))), [None] * len(graph)
-    return inferred_and_settled(operators, graph, constants, in_one_plan=in_one_plan)
+def _named(operators: Iterable[Operator], names: Collection[str]) -> set[int]:
+    """The ids of the blobs that operators read by these names."""
+    pairs = (zip(one.definition.input, one.input_blobs, strict=True) for one in operators)
+    return {id(blob) for pair in pairs for name, blob in pair if name in names}
 
 
 def _wait_seconds(operators: Iterable[Operator]) -> list[float]:

@@ -9,7 +9,7 @@ import numpy as np
 from dagexec.core.blob import Blob, content_of, set_content, tensor_in
 from dagexec.core.rows_call import RowsCall
 from dagexec.core.schema import TensorType
-from dagexec.core.tensor import Tensor, binding_epoch
+from dagexec.core.tensor import Storage, Tensor, binding_epoch
 from dagexec.core.traits import Rows
 from dagexec.core.variant import Variant
 from dagexec.errors import ShapeError
@@ -29,7 +29,8 @@ def require_kept(asked: RowsCall, before: Sequence[Rows | None], after: Sequence
 class Carrying:
     """Brings what some blobs hold to others, all at once: no target is written before every source was read.
 
-    While no tensor anywhere has moved since the last time, that is one copy a tensor.
+    While no tensor anywhere has moved since the last time, that is one copy a tensor; and little more while tensors
+    have other sizes in the same memory, as those of growing loops.
     """
 
     def __init__(self, targets: Sequence[Blob], sources: Sequence[Blob]) -> None:
@@ -39,6 +40,8 @@ class Carrying:
         self._epoch = -1
         self._copies: list[tuple[Array, Array]] = []
         self._variants: list[tuple[Blob, Blob]] = []
+        self._apart: list[tuple[Tensor, Tensor]] = []  # targets and sources
+        self._memory: list[Storage | None] = []  # of these, in which no two of them meet
 
     def __call__(self) -> None:
         """Carry all of them once."""
@@ -57,6 +60,12 @@ class Carrying:
 
         What lies in the memory of a target is brought elsewhere first.
         """
+        if self._apart and self._memory == self._memory_now():
+            self._copies = [(target.resize(one.shape, one.meta), one.array) for target, one in self._apart]
+            for array, source in self._copies:
+                array[...] = source
+            self._epoch = binding_epoch()
+            return
         self._variants = [(target, source) for target, source in self._pairs if isinstance(source.value, Variant)]
         moved = [(blob, source.get(Tensor)) for blob, source in self._pairs if not isinstance(source.value, Variant)]
         written = [blob.value.array for blob, _ in moved if isinstance(blob.value, Tensor) and not blob.value.is_empty]
@@ -75,6 +84,23 @@ class Carrying:
             copies.append((target, array))
         self._copies = [*aside, *copies]
         self._epoch = binding_epoch()
+        self._apart = [] if self._variants else [(blob.get(Tensor), tensor) for blob, tensor in moved]
+        self._memory = self._memory_now() if self._apart else []
+        buffers = [None if one is None else one.buffer for one in self._memory]
+        if not _are_apart(buffers[::2], buffers[1::2]):
+            self._apart = []
+
+    def _memory_now(self) -> list[Storage | None]:
+        """Where the tensors of `_apart` are, None for what is not in its blob any more."""
+        tensors = [tensor for pair in self._apart for tensor in pair]
+        blobs = [blob for pair in self._pairs for blob in pair]
+        return [one.storage() if blob.value is one else None for blob, one in zip(blobs, tensors, strict=True)]
+
+
+def _are_apart(targets: Sequence[Array | None], sources: Sequence[Array | None]) -> bool:
+    return not any(
+        one is None or other is None or np.may_share_memory(one, other) for one in targets for other in sources
+    )
 
 
 class Stacking:

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.arguments import Arguments
+from dagexec.core.device import CPU
 from dagexec.core.dtypes import INT32, TypeMeta
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Prepared, Step, in_sequence
@@ -123,6 +124,26 @@ def concat_operator(name: str, doc: str, onnx: tuple[OnnxName, ...] = ()) -> OpS
 )
 class Concat(Operator):
     """Inputs joined along an axis."""
+
+    def for_any_sizes(self) -> Step | None:
+        """One `np.concatenate`, on the host."""
+        definition = self.definition
+        if self.runtime.device != CPU or len(definition.output) == 2 or definition.output[0] in definition.input:
+            return None
+        call = self.call()
+        rank = len(call.inputs[0].shape)
+        return None if self.arguments.bool("add_axis") else partial(self._join, joint_axis(call, rank), rank)
+
+    def _join(self, axis: int, rank: int) -> None:
+        parts = [self.x(index) for index in range(len(self.input_blobs))]
+        kinds = {(part.ndim, part.shape[:axis], part.shape[axis + 1 :], part.dtype) for part in parts}
+        if len(kinds) > 1 or parts[0].ndim != rank:
+            call = self.call()
+            self.bind(self.infer(call), call=call).step()
+            return
+        size = sum([part.shape[axis] for part in parts])
+        y = self.output(0).resize(_replaced(parts[0].shape, axis, size), self.input(0).meta)
+        np.concatenate(parts, axis, y)
 
     def prepare(self) -> Step:
         """One `np.concatenate` into the output, or copies of the inputs that are not there already; and the sizes.

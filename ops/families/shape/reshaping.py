@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from dagexec.core.schema import Cost, OperatorCall, OpSchema, TensorType, first_
 from dagexec.core.shapes import element_count
 from dagexec.core.tensor import Tensor
 from dagexec.core.traits import Crossing, ImageRole, gives_back
+from dagexec.ops.base.copied_view import CopiedView, Viewing
 from dagexec.ops.base.integers import given_axes, integers_of
 
 Array = npt.NDArray[Any]
@@ -310,10 +312,13 @@ def permutation(call: OperatorCall) -> tuple[int, ...]:
     rows=permuted(permutation),
     moves_elements=True,
 )
-class Transpose(Operator):
+class Transpose(CopiedView):
     """Axes in another order."""
 
     reads_strided = writes_strided = True
+
+    def viewing(self, call: OperatorCall) -> Viewing:
+        return methodcaller("transpose", permutation(call))
 
     def prepare(self) -> Step:
         return partial(np.copyto, self.y(0), self.x(0).transpose(permutation(self.call())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.core.shapes import element_count
 from dagexec.core.traits import ImageRole
 from dagexec.ops.base.blocks import Index
+from dagexec.ops.base.copied_view import CopiedView, Viewing
 from dagexec.ops.base.integers import integers_of
 from dagexec.ops.base.pieces import is_same_memory, piece_offset
 from dagexec.ops.families.shape.reshaping import copy_cost, distinct_axes
@@ -29,6 +31,15 @@ def slice_ranges(call: OperatorCall) -> list[range]:
     forwards both are cut to [0, size], backwards the start to [0, size - 1] and the end to [-1, size - 1].
     Raises ShapeError for bounds in the wrong order, for lists of unequal length, or for bounds that are missing.
     """
+    ranges = [range(size) for size in call.inputs[0].shape]
+    resolve = _onnx_range if call.arguments.bool("onnx_style") else _caffe2_range
+    for axis, *bounds in _bounds_of_axes(call):
+        ranges[axis] = resolve(call, axis, bounds)
+    return ranges
+
+
+def _bounds_of_axes(call: OperatorCall) -> list[tuple[int, int, int, int]]:
+    """The axes that are cut, each with start, end and step."""
     shape = call.inputs[0].shape
     starts, ends = _bounds(call)
     axes = _sliced_axes(call, len(starts))
@@ -40,11 +51,7 @@ def slice_ranges(call: OperatorCall) -> list[range]:
             f"expected equal numbers of starts, ends, axes and steps, at most {len(shape)}; found {len(starts)} "
             f"starts, {len(ends)} ends, {len(axes)} axes and {len(steps)} steps"
         )
-    ranges = [range(size) for size in shape]
-    resolve = _onnx_range if call.arguments.bool("onnx_style") else _caffe2_range
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        ranges[axis] = resolve(call, axis, (start, end, step))
-    return ranges
+    return list(zip(axes, starts, ends, steps, strict=True))
 
 
 def _bounds(call: OperatorCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -69,7 +76,7 @@ def _sliced_axes(call: OperatorCall, count: int) -> tuple[int, ...]:
     return tuple(axis % rank for axis in axes)
 
 
-def _onnx_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -> range:
+def _onnx_range(call: OperatorCall, axis: int, bounds: Sequence[int]) -> range:
     if bounds[2] == 0:
         raise call.fail(f"the step of axis {axis} must not be 0")
     size = call.inputs[0].shape[axis]
@@ -79,7 +86,7 @@ def _onnx_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -> 
     return range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), bounds[2])
 
 
-def _caffe2_range(call: OperatorCall, axis: int, bounds: tuple[int, int, int]) -> range:
+def _caffe2_range(call: OperatorCall, axis: int, bounds: Sequence[int]) -> range:
     size = call.inputs[0].shape[axis]
     start, end = (min(bound if bound >= 0 else size + 1 + bound, size) for bound in bounds[:2])
     if not 0 <= start <= end or bounds[2] < 1:
@@ -129,8 +136,18 @@ SLICE_ARGS = {
     moves_elements=True,
     rows=apart_from(_sliced),
 )
-class Slice(Operator):
+class Slice(CopiedView):
     """A part of a tensor."""
+
+    def viewing(self, call: OperatorCall) -> Viewing | None:
+        """NumPy cuts bounds to the size as ONNX does."""
+        if not self.arguments.bool("onnx_style"):
+            return None
+        call.once(slice_ranges)  # refuses what it does
+        index = [slice(None)] * len(call.inputs[0].shape)
+        for axis, *bounds in _bounds_of_axes(call):
+            index[axis] = slice(*bounds)
+        return itemgetter((*index, ...))
 
     def prepare(self) -> Step:
         """One strided copy, or nothing where Y is that part of X already."""
