@@ -16,7 +16,7 @@ from dagexec.caffe2.model_helper import ModelHelper
 __all__ = [
     "Register", "accuracy", "add_weight_decay", "arg_scope", "average_pool", "concat", "conv", "conv_nd",
     "conv_transpose", "db_input", "depth_concat", "dropout", "fc", "group_conv", "has_helper", "instance_norm", "iter",
-    "lrn", "max_pool", "prelu", "relu", "softmax", "spatial_bn", "sum", "tanh", "transpose",
+    "layer_norm", "lrn", "max_pool", "prelu", "relu", "softmax", "spatial_bn", "sum", "tanh", "transpose",
 ]  # fmt: skip
 
 Helper = Callable[..., Any]
@@ -87,6 +87,7 @@ fc = Register(dense.fc)
 group_conv = Register(images.group_conv)
 instance_norm = Register(images.instance_norm)
 iter = Register(training.iter)
+layer_norm = Register(dense.layer_norm)
 lrn = Register(images.lrn)
 max_pool = Register(images.max_pool)
 prelu = Register(dense.prelu)

@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
+from dagexec.caffe2.gpus import simulate_gpus
 from dagexec.errors import Caffe2Error
 
 _HERE = "dagexec.caffe2"
@@ -64,11 +65,13 @@ class Finder(MetaPathFinder):
         return None
 
 
-def install() -> None:
+def install(simulated_gpus: int | None = None) -> None:
     """Let scripts of this process import `caffe2.python` and `caffe2.proto`, and get dagexec's.
 
-    Raises Caffe2Error where there is a Caffe2 already.
+    They find so many GPUs, which dagexec simulates; by default those of the machine. Raises Caffe2Error where there
+    is a Caffe2 already.
     """
+    simulate_gpus(simulated_gpus)
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
     if "caffe2" in sys.modules or PathFinder.find_spec("caffe2") is not None:
@@ -78,6 +81,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Take back what `install` did; modules that a script has imported stay with it."""
+    simulate_gpus(None)
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
     for name in [name for name in sys.modules if name.partition(".")[0] == "caffe2"]:
         del sys.modules[name]

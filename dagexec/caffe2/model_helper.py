@@ -8,11 +8,12 @@ from typing import Any
 from dagexec.caffe2 import scope
 from dagexec.caffe2.modeling.initializers import ExternalInitializer
 from dagexec.caffe2.modeling.parameter_info import ParameterInfo, ParameterTags
+from dagexec.caffe2.modeling.parameter_sharing import shared_name
 from dagexec.caffe2.net import Net
 from dagexec.caffe2.references import BlobReference, ScopedName, plain_gradient
 from dagexec.core.proto import NetDef
 from dagexec.errors import Caffe2Error
-from dagexec.training.parameter_gradients import with_own_blobs
+from dagexec.training.parameter_gradients import devices_of, with_own_blobs
 
 __all__ = ["ExtractPredictorNet", "ModelHelper"]
 
@@ -29,6 +30,12 @@ class ModelHelper:
         init_params: whether layers fill their parameters; without it they are there already.
         gradient_ops_added: whether `AddGradientOperators` was called.
     """
+
+    _devices: list[int]  # these are there behind `data_parallel_model.Parallelize`, and scripts read them
+    _device_prefix: str
+    _optimizer: Any
+    _data_parallel_model_init_nets: list[Net]
+    _data_parallel_model_nets: list[Net]
 
     def __init__(
         self,
@@ -63,9 +70,10 @@ class ModelHelper:
     def create_param(self, param_name: Any, shape: Sequence[int], initializer: Any, tags: Any = None) -> BlobReference:
         """A parameter, filled by the init net; one of that name that is there already is used again.
 
-        Text is a name in the name scope that is open. Raises ValueError where it is there in another shape.
+        Text is a name in the name scope that is open, or stands for another one by `ParameterSharing`. Raises
+        ValueError where it is there in another shape.
         """
-        full = str(param_name) if isinstance(param_name, BlobReference) else ScopedName(param_name)
+        full = str(param_name) if isinstance(param_name, BlobReference) else shared_name(ScopedName(param_name))
         info = self._parameters.get(full)
         if info is None:
             blob = BlobReference(full)
@@ -143,7 +151,7 @@ class ModelHelper:
         trial = NetDef()
         trial.CopyFrom(self.net.Proto())
         behind = len(trial.op)
-        owned = with_own_blobs(trial, plain, forward, {})
+        owned = with_own_blobs(trial, plain, forward, devices_of(self.param_init_net.Proto()))
         self.net.extend_ops(list(trial.op[behind:]))
         for name, gradient in owned.items():
             info = self._parameters[name]

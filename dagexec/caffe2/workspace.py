@@ -7,7 +7,7 @@ a script may.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from dagexec.caffe2 import native as C
 from dagexec.caffe2 import scope
 from dagexec.caffe2.failures import failing_as_caffe2
+from dagexec.caffe2.gpus import gpu_count, place, placed
 from dagexec.caffe2.net import Net
 from dagexec.caffe2.net_types import net_type
 from dagexec.caffe2.prediction import Predictor
@@ -24,12 +25,15 @@ from dagexec.caffe2.references import BlobReference
 from dagexec.caffe2.scope import CurrentNameScope as GetNameScope
 from dagexec.caffe2.utils import Caffe2TensorToNumpyArray
 from dagexec.core.device import Device
+from dagexec.core.dtypes import from_number
+from dagexec.core.graph import build_graph
+from dagexec.core.inference import infer_net
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef, TensorProto
+from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
-from dagexec.devices.cuda.errors import device_count
-from dagexec.errors import Caffe2Error, DagexecError
+from dagexec.errors import Caffe2Error
 
 __all__ = [
     "Blobs",
@@ -43,6 +47,7 @@ __all__ = [
     "GetNameScope",
     "GlobalInit",
     "HasBlob",
+    "InferShapesAndTypes",
     "NumCudaDevices",
     "Predictor",
     "RemoveBlob",
@@ -99,10 +104,7 @@ def GlobalInit(args: Iterable[str]) -> bool:
 
 def NumCudaDevices() -> int:
     """How many GPUs CUDA has here; 0 without CUDA."""
-    try:
-        return device_count()
-    except DagexecError:
-        return 0
+    return gpu_count()
 
 
 def __getattr__(name: str) -> bool:
@@ -202,7 +204,7 @@ def FeedBlob(name: Name, arr: Any, device_option: DeviceOption | None = None) ->
         holder = workspace.create_blob(blob)
         if not isinstance(holder.value, Tensor):
             holder.value = None
-        workspace.feed_blob(blob, value, device=None if option is None else Device.from_option(option))
+        workspace.feed_blob(blob, value, device=None if option is None else Device.from_option(placed(option)))
     return True
 
 
@@ -293,6 +295,7 @@ def RunNetOnce(net: AnyNet) -> bool:
 def RunOperatorOnce(operator: OperatorDef | bytes) -> bool:
     """Run a single operator. Raises Caffe2Error where it fails."""
     definition = OperatorDef.FromString(operator) if isinstance(operator, bytes) else operator
+    definition = _definition(NetDef(op=[definition])).op[0]
     with failing_as_caffe2(f"Error running operator {definition.type}"):
         _all.current.run_operator_once(definition)
     return True
@@ -303,6 +306,37 @@ def RunOperatorsOnce(operators: Iterable[OperatorDef | bytes]) -> bool:
     return all(map(RunOperatorOnce, operators))
 
 
+def InferShapesAndTypes(
+    nets: Iterable[AnyNet],
+    blob_dimensions: Mapping[str, Sequence[int]] | None = None,
+    nets_proto: bool = False,
+    blob_types: Mapping[str, int] | None = None,
+) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """The shape and the element type of each blob of nets that run one after another, as far as they are known.
+
+    Blobs that are there before have those of `blob_dimensions` and `blob_types`, which is float where it says nothing;
+    without either, those of the current workspace. Raises Caffe2Error where they do not fit each other.
+    """
+    if blob_dimensions is None:
+        held = {name: _all.current.get_blob(name).value for name in Blobs()}
+        tensors = {name: value for name, value in held.items() if isinstance(value, Tensor) and not value.is_empty}
+        types = {name: TensorType(value.shape, value.meta) for name, value in tensors.items()}
+    else:
+        numbers = blob_types or {}
+        types = {
+            name: TensorType(tuple(shape), from_number(numbers.get(name, TensorProto.FLOAT)))
+            for name, shape in blob_dimensions.items()
+        }
+    with failing_as_caffe2("InferShapesAndTypes"):
+        for net in nets:
+            inferred = infer_net(build_graph(_definition(net)), types).blobs
+            types = {name: kind for name, kind in inferred.items() if kind is not None}
+    shapes = {name: list(kind.shape) for name, kind in types.items()}
+    return shapes, {name: kind.meta.number for name, kind in types.items()}
+
+
 def _definition(net: AnyNet) -> NetDef:
-    """A copy, which the script cannot change any more."""
-    return NetDef.FromString(StringifyProto(net))
+    """A copy, which the script cannot change any more, on the devices that are there."""
+    definition = NetDef.FromString(StringifyProto(net))
+    place(definition)
+    return definition

@@ -64,12 +64,7 @@ class ModelHelper(ModelBuilder):
                 f"name those that should not be trained in `without`"
             )
         gradients = {name: found[name] for name in self.parameters if name in found}
-        devices = {
-            blob: definition.device_option
-            for definition in self.init_net.op
-            for blob in definition.output
-            if definition.HasField("device_option")
-        }
+        devices = parameter_gradients.devices_of(self.init_net)
         self._gradients = parameter_gradients.with_own_blobs(trial, gradients, length, devices)
         trial.arg.append(make_argument(FORM, engines.TRAINING))
         self.net.CopyFrom(trial)

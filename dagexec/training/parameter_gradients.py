@@ -14,6 +14,16 @@ from dagexec.core.gradient import Gradient, SparseGradient
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
 
 
+def devices_of(init_net: NetDef) -> dict[str, DeviceOption]:
+    """The devices of blobs that an init net fills, of those that name one."""
+    return {
+        blob: definition.device_option
+        for definition in init_net.op
+        for blob in definition.output
+        if definition.HasField("device_option")
+    }
+
+
 def with_own_blobs(
     net: NetDef, gradients: Mapping[str, Gradient], forward: int, devices: Mapping[str, DeviceOption]
 ) -> dict[str, Gradient]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dagexec.caffe2.__main__ import USAGE
+
 pytestmark = pytest.mark.slow  # each test starts a process
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,4 +77,4 @@ def test_a_caffe2_that_is_installed_stays(imported: str, tmp_path: Path) -> None
 
 def test_without_a_script_the_usage_is_shown(tmp_path: Path) -> None:
     done = python("-m", "dagexec.caffe2", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (1, "usage: python -m dagexec.caffe2 SCRIPT.py [ARGUMENT...]\n")
+    assert (done.returncode, done.stderr) == (1, f"{USAGE}\n")

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from dagexec.caffe2 import brew, core, workspace
+from dagexec.caffe2.cnn import CNNModelHelper
 from dagexec.caffe2.model_helper import ExtractPredictorNet, ModelHelper
 from dagexec.caffe2.modeling.initializers import ExternalInitializer, Initializer
+from dagexec.caffe2.modeling.parameter_sharing import ParameterSharing
 
 
 def shapes(model: ModelHelper) -> dict[str, tuple[int, ...]]:
@@ -137,3 +139,51 @@ def test_the_part_of_a_net_that_predicts_is_cut_out() -> None:
     net, needed = ExtractPredictorNet(model.net.Proto(), ["x"], [softmax])
     assert ([operator.type for operator in net.Proto().op], needed) == (["FC", "Softmax"], ["y_b", "y_w"])
     assert list(net.Proto().external_output) == ["softmax"]
+
+
+def test_layer_normalization_has_a_scale_and_a_bias() -> None:
+    model = ModelHelper("normalized")
+    y, mean, std = brew.layer_norm(model, "x", "y", 3, epsilon=1e-3, initial_scale=2.0, initial_bias=0.5)
+    assert shapes(model) == {"y_scale": (3,), "y_bias": (3,)}
+    x = np.array([[1, 2, 6], [0, -1, 4]], np.float32)
+    workspace.FeedBlob("x", x)
+    workspace.RunNetOnce(model.net)
+    deviation = np.sqrt(x.var(1, keepdims=True, dtype=float) + 1e-3)
+    np.testing.assert_allclose(
+        workspace.FetchBlob(y), 2 * (x - x.mean(1, keepdims=True)) / deviation + 0.5, rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(workspace.FetchBlob(mean), x.mean(1, keepdims=True), rtol=1e-6)
+    np.testing.assert_allclose(workspace.FetchBlob(std), deviation, rtol=1e-5)
+
+
+def test_scopes_share_parameters() -> None:
+    model = ModelHelper("shared")
+    with ParameterSharing({"right": "left", "a/one": "left"}):
+        for name in ("left", "right"):
+            with core.NameScope(name):
+                brew.fc(model, "x", "y", 3, 2)
+        with core.NameScope("a"), core.NameScope("one"):
+            brew.fc(model, "x", "y", 3, 2)
+    with core.NameScope("right"):
+        brew.fc(model, "x", "y", 3, 2)
+    inputs = [list(map(str, operator.input[1:])) for operator in model.Proto().op]
+    assert inputs == [["left/y_w", "left/y_b"]] * 3 + [["right/y_w", "right/y_b"]]
+    assert set(shapes(model)) == {"left/y_w", "left/y_b", "right/y_w", "right/y_b"}
+
+
+def test_a_cnn_model_helper_has_layers_as_methods() -> None:
+    model = CNNModelHelper("NHWC", "cnn", init_params=True)
+    conv = model.Conv("data", "conv", 3, 4, 3, weight_init=model.XavierInit, bias_init=model.ConstantInit(0.5))
+    pool = model.MaxPool(model.Relu(conv, conv), "pool", kernel=2, stride=2)
+    fc = model.FC(pool, "fc", 4 * 2 * 2, 2)
+    model.Accuracy([model.Softmax(fc, "softmax"), "label"], "accuracy")
+    assert shapes(model) == {"conv_w": (4, 3, 3, 3), "conv_b": (4,), "fc_w": (2, 16), "fc_b": (2,)}
+    assert workspace.FetchBlob("conv_b").tolist() == [0.5] * 4
+    assert [operator.engine for operator in model.Proto().op[:3]] == ["CUDNN", "", "CUDNN"]
+    workspace.FeedBlob("data", np.zeros((2, 6, 6, 3), np.float32))
+    workspace.FeedBlob("label", np.array([0, 1], np.int32))
+    workspace.RunNetOnce(model.net)
+    assert workspace.FetchBlob("pool").tolist() == np.full((2, 2, 2, 4), 0.5).tolist()
+    assert (model.CPU.device_type, model.GPU(2).device_id) == (0, 2)
+    with pytest.raises(ValueError, match="order"):
+        CNNModelHelper("HWCN")

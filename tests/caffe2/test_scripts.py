@@ -29,11 +29,11 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     def remembering(path: str, run_name: str) -> None:
         variables.update(run_path(path, run_name=run_name))
 
-    def run(name: str, *arguments: str) -> dict[str, Any]:
+    def run(*arguments: str) -> dict[str, Any]:
         monkeypatch.setattr("sys.argv", [])
         monkeypatch.setattr("sys.path", ["", *sys.path])
         monkeypatch.setattr(runpy, "run_path", remembering)
-        main([str(SCRIPTS / name), *arguments])
+        main([str(SCRIPTS / argument) if argument.endswith(".py") else argument for argument in arguments])
         return variables
 
     yield run
@@ -79,6 +79,44 @@ def test_a_pretrained_network_gives_what_caffe2_recorded(script: Script) -> None
     [expected] = np.load(folder / "outputs.npz").values()
     assert results.shape == (1, *expected.shape)
     np.testing.assert_allclose(results[0], expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_several_gpus(script: Script, tmp_path: Path) -> None:
+    """A step is that of both devices' images: momentum 0.9, Nesterov's, and decay of weights."""
+    found = script("--simulated-gpus", "2", "multi_gpu.py", str(tmp_path / "images.minidb"))
+    params = {name: value.astype(float) for name, value in found["start"].items()}
+    momenta = {name: np.zeros_like(value) for name, value in params.items()}
+    for step in range(8):
+        rows = np.arange(8 * step, 8 * step + 8) % 16
+        loss, gradients = _convolution(params, found["images"][rows] / 256, found["labels"][rows])
+        assert found["losses"][step] == pytest.approx(loss, rel=1e-4)
+        for name, gradient in gradients.items():
+            slope = gradient + (1e-4 * params[name] if name.endswith("w") else 0)
+            after = 0.05 * slope + 0.9 * momenta[name]
+            params[name] -= 1.9 * after - 0.9 * momenta[name]
+            momenta[name] = after
+    for name, arrays in found["params"].items():
+        assert arrays[0].tobytes() == arrays[1].tobytes()
+        np.testing.assert_allclose(arrays[0], params[name], rtol=1e-4, atol=1e-5)
+
+
+def _convolution(params: dict[str, Array], images: Array, labels: Array) -> tuple[float, dict[str, Array]]:
+    """The loss of the network of `multi_gpu.py` in float64, and its gradients."""
+    count = len(images)
+    windows = np.lib.stride_tricks.sliding_window_view(images[:, 0], (3, 3), (1, 2))
+    conv = np.einsum("nijkl,okl->noij", windows, params["conv_w"][:, 0]) + params["conv_b"][:, None, None]
+    flat = np.maximum(conv, 0).reshape(count, -1)
+    softmax = _softmax(flat @ params["pred_w"].T + params["pred_b"])
+    d_pred = (softmax - np.eye(4)[labels]) / count
+    d_conv = (d_pred @ params["pred_w"]).reshape(conv.shape) * (conv > 0)
+    gradients = {
+        "pred_w": d_pred.T @ flat,
+        "pred_b": d_pred.sum(0),
+        "conv_w": np.einsum("noij,nijkl->okl", d_conv, windows)[:, None],
+        "conv_b": d_conv.sum((0, 2, 3)),
+    }
+    return float(-np.log(softmax[np.arange(count), labels]).mean()), gradients
 
 
 def _softmax(x: Array) -> Array:

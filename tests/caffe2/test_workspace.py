@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,18 @@ def test_a_reset_drops_blobs_and_nets(tmp_path: Path) -> None:
     workspace.CreateNet(net)
 
 
+def test_a_reset_ends_the_threads_of_nets() -> None:
+    before = set(threading.enumerate())
+    net = core.Net("threads")
+    net.Proto().type, net.Proto().num_workers = "dag", 2
+    net.Sum([net.ConstantFill([], "x", shape=[1]), net.ConstantFill([], "y", shape=[1])], "z")
+    workspace.CreateNet(net)
+    workspace.RunNet(net)
+    assert set(threading.enumerate()) - before
+    workspace.ResetWorkspace()
+    assert not set(threading.enumerate()) - before
+
+
 def test_a_net_runs_as_often_as_asked() -> None:
     net = core.Net("counting")
     net.Add(["n", "step"], "n")
@@ -89,6 +102,23 @@ def test_a_net_runs_as_often_as_asked() -> None:
     assert workspace.RunNet(net.Proto())
     assert workspace.FetchBlob("n").tolist() == [8]
     assert workspace.CreateNet(net, overwrite=True)
+
+
+def test_shapes_and_types_are_told_before_a_run() -> None:
+    first, second = core.Net("first"), core.Net("second")
+    first.FC(["x", "w", "b"], "y")
+    second.Cast("y", "z", to=core.DataType.INT32)
+    second.extend_ops([core.CreateOperator("Unique", "z", "u")])
+    shapes, types = workspace.InferShapesAndTypes([first, second], {"x": [4, 3], "w": [2, 3], "b": [2]})
+    assert (shapes["y"], shapes["z"], types["y"], types["z"]) == ([4, 2], [4, 2], 1, 2)
+    assert "u" not in shapes
+    workspace.FeedBlob("x", np.zeros((5, 3)))
+    workspace.FeedBlob("w", np.zeros((2, 3)))
+    workspace.FeedBlob("b", np.zeros(2))
+    shapes, types = workspace.InferShapesAndTypes([first])
+    assert (shapes["y"], types["y"]) == ([5, 2], core.DataType.DOUBLE)
+    with pytest.raises(RuntimeError, match="InferShapesAndTypes"):
+        workspace.InferShapesAndTypes([first], {"x": [4, 5], "w": [2, 3], "b": [2]})
 
 
 def test_a_failure_is_a_runtime_error_or_false() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dagexec.caffe2.helpers.parameters import Init, bias, weight
 from dagexec.caffe2.model_helper import ModelHelper
 from dagexec.caffe2.modeling.initializers import Initializer
+from dagexec.caffe2.modeling.parameter_info import ParameterTags
 from dagexec.caffe2.references import as_list
 
 
@@ -26,6 +28,26 @@ def fc(
     w = weight(model, blob_out, [dim_out, dim_in], weight_init, WeightInitializer)
     b = bias(model, blob_out, dim_out, bias_init, BiasInitializer)
     return model.net.FC([blob_in, w, b], blob_out, **kwargs)
+
+
+def layer_norm(
+    model: ModelHelper,
+    blob_in: Any,
+    blob_out: Any,
+    dim_in: int | Sequence[int],
+    axis: int = 1,
+    epsilon: float = 1e-4,
+    initial_scale: float = 1.0,
+    initial_bias: float = 0.0,
+) -> Any:
+    """Layer normalization from `axis` on, with `<out>_scale` and `<out>_bias`; returns mean and deviation, too."""
+    shape = [dim_in] if isinstance(dim_in, int) else list(dim_in)
+    filled = Initializer("ConstantFill", value=float(initial_scale))
+    scale = model.create_param(f"{blob_out}_scale", shape, filled, tags=ParameterTags.WEIGHT)
+    filled = Initializer("ConstantFill", value=float(initial_bias))
+    bias = model.create_param(f"{blob_out}_bias", shape, filled, tags=ParameterTags.BIAS)
+    outputs = [blob_out, f"{blob_out}_mean", f"{blob_out}_std"]
+    return model.net.LayerNorm([blob_in, scale, bias], outputs, axis=axis, epsilon=epsilon, elementwise_affine=1)
 
 
 def relu(model: ModelHelper, blob_in: Any, blob_out: Any, **kwargs: Any) -> Any:

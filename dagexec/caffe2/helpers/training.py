@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dagexec.caffe2 import scope
 from dagexec.caffe2.model_helper import ModelHelper
 from dagexec.caffe2.references import GradientSlice
 from dagexec.core.proto import DeviceOption, TensorProto
@@ -32,7 +33,7 @@ def accuracy(model: ModelHelper, blob_in: Any, blob_out: Any, **kwargs: Any) -> 
 
 
 def add_weight_decay(model: ModelHelper, weight_decay: float) -> None:
-    """Add so much of each weight to its gradient, before updates are added.
+    """Add so much of each weight of the name scope that is open to its gradient, before updates are added.
 
     Raises GradientError for a weight with a sparse gradient.
     """
@@ -41,6 +42,8 @@ def add_weight_decay(model: ModelHelper, weight_decay: float) -> None:
     decay = model.param_init_net.ConstantFill([], "wd", shape=[1], value=float(weight_decay))
     one = model.param_init_net.ConstantFill([], "ONE", shape=[1], value=1.0)
     for param in model.weights:
+        if not str(param).startswith(scope.CurrentNameScope()):
+            continue
         gradient = model.param_to_grad[param]
         if isinstance(gradient, GradientSlice):
             raise GradientError(
