@@ -48,15 +48,15 @@ class GeneralAssembler:
 
     def load_field(self, register: int, offset: int, base: int = RDI) -> None:
         """register = the 64 bits at `base` + offset."""
-        self._field(0x8B, register, offset, base)
+        self._memory(0x8B, register, base, offset)
 
     def add_field(self, register: int, offset: int, base: int = RDI) -> None:
         """register += the 64 bits at `base` + offset."""
-        self._field(0x03, register, offset, base)
+        self._memory(0x03, register, base, offset)
 
     def compare_field(self, register: int, offset: int) -> None:
         """Compare a register with the 64 bits at rdi + offset."""
-        self._field(0x3B, register, offset, RDI)
+        self._memory(0x3B, register, RDI, offset)
 
     def move(self, register: int, other: int) -> None:
         """register = other."""
@@ -282,10 +282,6 @@ class GeneralAssembler:
     def fetch(self, register: int, offset: int) -> None:
         """Prefetch memory at register + offset to the second-level cache; any address will do."""
         self._bytes += bytes([0x40 | (register > RDI), 0x0F, 0x18, 0x40 | 2 << 3 | register & 7, offset])
-
-    def _field(self, opcode: int, register: int, offset: int, base: int) -> None:
-        self._bytes += bytes([0x48 | (register > RDI) << 2, opcode, 0x80 | (register & 7) << 3 | base])
-        self._bytes += struct.pack("<i", offset)
 
     def _memory(self, opcode: int, register: int, base: int, offset: int) -> None:
         """An instruction of 64 bits with memory at base + offset; `register` may be a part of the opcode."""

@@ -18,7 +18,7 @@ from itertools import groupby, pairwise, product
 from operator import itemgetter
 from typing import NamedTuple
 
-from dagexec.ops.kernels.post_ops import TEMPORARIES, PostOp, post_op_within
+from dagexec.ops.kernels.post_ops import ADD_OTHER, TEMPORARIES, PostOp, post_op_within
 from dagexec.platform.assembler import ADD, FMA, PERMUTE, REGISTERS, Assembler
 from dagexec.platform.general_assembler import (
     R8,
@@ -46,9 +46,6 @@ ROWS, ROW_BYTES, VECTORS, SOURCE_STEP, BIAS, OTHER, NEXT_OTHER, NEXT_RUN, ALL_RU
 vectors of channels, bytes from the channels read for one to those for the next, the address of the bias, bytes from
 the result to what is added to it, by one or two post-ops, and then those of `RowKernel`: bytes from behind a run of
 channels to the next, of all runs, from a vector of the result to the next, and counts of blocks."""
-
-ADD_OTHER = "add"
-"""The post-op that adds a tensor of the shape of the result."""
 
 MOST_OTHERS = 2
 """Post-ops of that kind."""

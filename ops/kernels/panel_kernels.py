@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dagexec.ops.kernels.post_ops import PostOp, post_op_within
+from dagexec.ops.kernels.post_ops import ADD_OTHER, PostOp, post_op_within
 from dagexec.platform.assembler import ADD, FMA, REGISTERS, Assembler
 from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RCX, RDI, RDX, RSI
 from dagexec.platform.machine_code import executable
@@ -31,6 +31,10 @@ BLOCKS, PANEL_BYTES, SOURCE_ROW, SOURCE_3_ROWS, SOURCE_5_ROWS, SOURCE_BLOCK, TAR
 of them, of a row of Y, from an element of Y to that of the bias and to that which is added, and by how much a pass of
 the inner loop goes on in what is behind the panel, which it has the processor fetch."""
 
+SEGMENT_BYTES, SKIPPED = AHEAD, AHEAD + 1
+"""Places of those where rows of X are in segments: bytes of the panel for a segment, and the address of as many numbers
+as there are segments, the bytes from the end of each to the next. That of the bias is an address then."""
+
 LINE, FETCHED_LINES = 64, 2
 """Bytes of a cache line, and how many a pass of the inner loop has fetched."""
 
@@ -44,22 +48,30 @@ processor of 228, by products that read memory at 190."""
 
 
 @lru_cache(maxsize=256)
-def panel_kernel(rows: int, vectors: int, lanes: int, adds: bool, post_ops: tuple[PostOp, ...] = ()) -> int | None:
+def panel_kernel(
+    rows: int, vectors: int, lanes: int, adds: bool, post_ops: tuple[PostOp, ...] = (), in_segments: bool = False
+) -> int | None:
     """The address of a function of X, panel, Y and fields, for blocks of `rows`; None where it cannot run.
 
-    With `adds` a tensor of the shape of Y is added, which may be Y itself; `post_ops` come then.
+    With `adds` a tensor of the shape of Y is added: first, and then it may be Y itself, or where ADD_OTHER is among the
+    `post_ops`. `in_segments` tells that a row of X is some stretches of equal length, which other rows may read, too.
     """
     code = Assembler(lanes)
     code.push(*_SAVED)
-    for register, field in ((R8, SOURCE_ROW), (R9, SOURCE_3_ROWS), (R12, TARGET_ROW), (R13, ADDEND), (R14, BIAS)):
+    for register, field in ((R8, SOURCE_ROW), (R9, SOURCE_3_ROWS), (R12, TARGET_ROW), (R13, ADDEND)):
         code.load_field(register, 8 * field, RCX)
-    code.add(R14, RDX)
+    if not in_segments:
+        code.load_field(R14, 8 * BIAS, RCX)
+        code.add(R14, RDX)
     code.load_field(RAX, 8 * BLOCKS, RCX)
     code.save(RAX)
-    code.load_field(RBP, 8 * PANEL_BYTES, RCX)
-    code.add(RBP, RSI)
-    code.move(R15, RBP)
+    code.load_field(R15, 8 * PANEL_BYTES, RCX)
+    code.add(R15, RSI)  # where the panel ends, and what is fetched begins
+    code.move(RBP, R15)
     block = code.here()
+    if in_segments:
+        code.move(RBP, RSI)
+        code.load_field(R14, 8 * SKIPPED, RCX)
     code.move(R10, RDI)
     code.load_field(R11, 8 * SOURCE_5_ROWS, RCX)
     code.add(R11, R10)
@@ -67,19 +79,30 @@ def panel_kernel(rows: int, vectors: int, lanes: int, adds: bool, post_ops: tupl
     sums = [[row * vectors + number for number in range(vectors)] for row in range(rows)]
     for vector in range(rows * vectors):
         code.clear_vector(vector)
+    segment = code.here()
+    if in_segments:
+        code.add_field(RBP, 8 * SEGMENT_BYTES, RCX)
     inner = code.here()
     for step in range(STEP):
         _multiply(code, sums, step)
-    for line in range(FETCHED_LINES):
-        code.fetch(R15, line * LINE)
-    code.add_field(R15, 8 * AHEAD, RCX)
+    if not in_segments:
+        for line in range(FETCHED_LINES):
+            code.fetch(R15, line * LINE)
+        code.add_field(R15, 8 * AHEAD, RCX)
     width = 4 * lanes * vectors
     for register, nbytes in ((RAX, STEP * width), *((base, 4 * STEP) for base in _BASES)):
         code.add_number(register, nbytes)
     code.compare(RAX, RBP)
     code.jump_if_below(inner)
+    if in_segments:
+        for base in _BASES:
+            code.add_field(base, 0, R14)
+        code.add_number(R14, 8)
+        code.compare(RAX, R15)
+        code.jump_if_below(segment)
+        code.load_field(R14, 8 * BIAS, RCX)
     code.move(RAX, RDX)
-    _write(code, sums, adds)
+    _write(code, sums, adds and all(kind != ADD_OTHER for kind, _, _ in post_ops))
     if post_ops:
         _finish(code, rows, vectors, post_ops)
     code.add_field(RDI, 8 * SOURCE_BLOCK, RCX)
@@ -128,11 +151,14 @@ def _write(code: Assembler, sums: list[list[int]], adds: bool) -> None:
 def _finish(code: Assembler, rows: int, vectors: int, post_ops: tuple[PostOp, ...]) -> None:
     """Does post-ops to rows that were just written, from rax on: before that their sums took too many registers."""
     free = list(range(1, REGISTERS[code.lanes]))
-    written = [post_op_within(code.lanes, free, post_op) for post_op in post_ops]
+    written = [None if one[0] == ADD_OTHER else post_op_within(code.lanes, free, one) for one in post_ops]
     for _ in range(rows):
-        for number in range(vectors):
-            code.load_at(0, RAX, number * 4 * code.lanes)
+        for place in range(0, vectors * 4 * code.lanes, 4 * code.lanes):
+            code.load_at(0, RAX, place)
             for write in written:
-                write(code, 0)
-            code.store_at(0, RAX, number * 4 * code.lanes)
+                if write is None:
+                    code.compute_memory(ADD, 0, 0, RAX, R13, place)
+                else:
+                    write(code, 0)
+            code.store_at(0, RAX, place)
         code.add(RAX, R12)

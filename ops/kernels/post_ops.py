@@ -15,6 +15,9 @@ TEMPORARIES = 7
 PostOp = tuple[str, float, float]
 """Its kind and two numbers."""
 
+ADD_OTHER = "add"
+"""The kind that adds another tensor, which kernels of their own read."""
+
 
 def _hard_swish(build: Builder, x: Vector) -> Vector:
     return x * elementary.hard_sigmoid(build, x, 1 / 6, 0.5)

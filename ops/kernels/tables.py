@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -56,3 +57,9 @@ def even_shares(count: int, parts: int) -> list[range]:
 def can_run() -> bool:
     """True where tables can be run."""
     return table_code() is not None
+
+
+@cache
+def c_function(name: str) -> int:
+    """The address of a function of the C library, as `memcpy`."""
+    return ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value or 0

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 from dagexec.core.blob import Blob
+from dagexec.core.constant import Constant
 from dagexec.core.device import CPU, Device
 from dagexec.core.graph import Graph, build_graph
 from dagexec.core.operator import Operator
@@ -150,6 +151,7 @@ class BaseNet(ABC, Closing):
         self._own_inputs = frozenset(id(blob) for blob in self._inputs if id(blob) in local)
         self.arena_memory = ArenaMemory()
         self._preparations = PreparationCache(options.preparation_bytes)
+        self._prepared_with: list[weakref.ref[Constant] | None] = []
         self._current: Preparation | None = None
         self._launched: tuple[Preparation, LaunchedChains] | None = None
         self._run_lock = threads().owned_lock()
@@ -442,7 +444,13 @@ class BaseNet(ABC, Closing):
         return self._prepare()
 
     def _prepare(self) -> Preparation:
-        tensors = [value for blob in self._inputs if getattr(value := blob.value, "constant", None) is None]
+        values = [blob.value for blob in self._inputs]
+        found = [getattr(value, "constant", None) for value in values]
+        constants = [None if constant is None else weakref.ref(constant) for constant in found]
+        if constants != self._prepared_with:  # what was prepared has read others
+            self._forget_preparations()
+            self._prepared_with = constants
+        tensors = [value for value, constant in zip(values, constants, strict=True) if constant is None]
         signature = tuple(
             [
                 (tensor.shape, tensor.meta.name, None if tensor.is_packed else tensor.array.strides)

@@ -241,10 +241,10 @@ class TestMemory:
 
     @needs_linux
     def test_with_a_limited_address_space_likewise(self) -> None:
-        limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))"
+        limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))"
         printed, _ = python(limit + TOO_LARGE, environment={"OPENBLAS_NUM_THREADS": "1"})
         refused, elements = printed.splitlines()
-        assert "the address space of this process (limit 1,073,741,824) has" in refused
+        assert "the address space of this process (limit 536,870,912) has" in refused
         assert int(elements) == 400 << 15
 
 

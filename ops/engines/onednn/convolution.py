@@ -17,7 +17,7 @@ from dagexec.core.schema import OperatorCall
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, channel_count, image_order
-from dagexec.ops.engines.onednn import direct, edges, pointwise
+from dagexec.ops.engines.onednn import direct, edges, pointwise, windows
 from dagexec.ops.engines.onednn.accuracy import require_accurate
 from dagexec.ops.engines.onednn.convolution_computation import (
     CONVOLUTION,
@@ -205,7 +205,9 @@ class ForwardConvolution(ConvolutionFamily):
             return None
         found = [self._by_sums(axes, orders, post_ops, operands, shape)]
         if orders == (NHWC, NHWC):
-            found += [way(axes, post_ops, operands, shape) for way in (self._by_product, self._by_winograd)]
+            found += [
+                way(axes, post_ops, operands, shape) for way in (self._by_product, self._by_windows, self._by_winograd)
+            ]
         offered = [one for one in found if one is not None]
         return (lambda: chain.from_iterable(one() for one in offered)) if offered else None
 
@@ -235,9 +237,22 @@ class ForwardConvolution(ConvolutionFamily):
         plain = all((axis.kernel, axis.stride, axis.out) == (1, 1, axis.size) and not axis.head for axis in axes)
         if found is None or not plain or self.arguments.int("group", 1) > 1:
             return None
-        rows, has_bias = math.prod(shape[:-1]), self.has_bias(self.call())
-        layer = pointwise.Layer(rows, self._channels, shape[-1], has_bias, *found)
+        ends = self.has_bias(self.call()), self.weights_are_cold, *found
+        layer = pointwise.Layer(math.prod(shape[:-1]), self._channels, shape[-1], *ends)
         return partial(pointwise.candidates, self.onednn, layer)
+
+    def _by_windows(
+        self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
+    ) -> Composed | None:
+        """Those of `windows`, as in `composed`."""
+        found = pointwise.finish(post_ops, operands, shape)
+        if found is None or len(axes) > 2 or self.arguments.int("group", 1) > 1:
+            return None
+        *above, columns = axes
+        rows = above[0] if above else Axis(1, 1, 1, 1, 0, 0, 1)
+        ends = self.has_bias(self.call()), self.weights_are_cold, *found
+        layer = windows.Layer(shape[0], self._channels, shape[-1], rows, columns, *ends)
+        return partial(windows.candidates, self.onednn, layer)
 
     def _by_winograd(
         self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
@@ -256,7 +271,7 @@ class ForwardConvolution(ConvolutionFamily):
         layer = Layer(
             shape[0], height, width, channels, filters, groups, heads, result, *found, self.onednn.machine.lanes
         )
-        return partial(candidates, self.onednn, self.label, layer, self.scratchpad_limit, self.weights_are_cold)
+        return partial(candidates, self.onednn, layer, self.scratchpad_limit, self.weights_are_cold)
 
     @property
     def _channels(self) -> int:

@@ -18,7 +18,6 @@ from math import prod
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.operator import Step
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.base.layout import BLOCKS, NHWC
@@ -39,17 +38,16 @@ from dagexec.ops.engines.onednn.problem import (
     Assembled,
     Candidate,
     Memory,
+    MovedArguments,
     Pack,
     Problem,
-    StillArguments,
     in_plain_order,
 )
 from dagexec.ops.families.activation.post_ops import SUM
 from dagexec.ops.families.activation.post_ops import PostOp as GivenPostOp
-from dagexec.ops.kernels.direct_kernels import ADD_OTHER, MOST_OTHERS, PLAIN, Row, row_kernel
+from dagexec.ops.kernels.direct_kernels import MOST_OTHERS, PLAIN, Row, row_kernel
 from dagexec.ops.kernels.machine import AVX2, AVX512
-from dagexec.ops.kernels.moving import table_rebind
-from dagexec.ops.kernels.post_ops import FUNCTIONS, PostOp
+from dagexec.ops.kernels.post_ops import ADD_OTHER, FUNCTIONS, PostOp
 from dagexec.ops.kernels.sharing import pieces_of, pieces_of_bytes
 from dagexec.ops.kernels.tables import even_shares, in_pieces
 from dagexec.platform.addresses import address_of
@@ -265,28 +263,8 @@ def _assemble(
     kept = {number: array for number, array in arrays.items() if number != WEIGHTS}  # they are packed
     step = in_pieces(tables, (calls, kept), problem.label)
     moved_with = {SRC: arrays[SRC]} if layer.others else {SRC: arrays[SRC], DST: arrays[DST]}
-    moving = _Moving(step, moved_with)
+    moving = MovedArguments([step], moved_with)
     return Assembled([step], moving, moving.numbers, sum(table.nbytes for table in tables))
-
-
-class _Moving(StillArguments):
-    """Arguments that the calls of a step have addresses in; others stay where they are.
-
-    Attributes:
-        numbers: of these arguments.
-    """
-
-    def __init__(self, step: Step, arrays: Mapping[int, Array]) -> None:
-        found = {number: table_rebind(step, array) for number, array in arrays.items()}
-        self._rebinds = {number: rebind for number, rebind in found.items() if rebind is not None}
-        self._sizes = {number: array.nbytes for number, array in arrays.items()}
-        self.numbers = frozenset(self._rebinds)
-
-    def move(self, number: int, array: Array) -> None:
-        self._rebinds[number](array)
-
-    def nbytes(self, number: int) -> int:
-        return self._sizes.get(number, super().nbytes(number))
 
 
 @dataclass(frozen=True)

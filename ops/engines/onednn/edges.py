@@ -9,10 +9,9 @@ the library's to decide, so it is given no such padding: an image is copied to w
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from dagexec.ops.engines.onednn.problem import (
     assemble,
 )
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
-from dagexec.ops.kernels.tables import can_run, in_pieces, shares
+from dagexec.ops.kernels.tables import c_function, can_run, in_pieces, shares
 from dagexec.platform.addresses import address_of
 
 _SPEED = 0.9
@@ -89,8 +88,8 @@ def _assemble(
     row = edged.nbytes // rows
     start = address_of(edged)
     table = np.zeros((rows + 1, 5), np.int64)
-    table[0] = _function("memset"), start, 0, rows * row, 0
-    table[1:, 0] = _function("memcpy")
+    table[0] = c_function("memset"), start, 0, rows * row, 0
+    table[1:, 0] = c_function("memcpy")
     table[1:, 1] = start + head * pixel + row * np.arange(rows)
     table[1:, 2] = address_of(image) + columns * pixel * np.arange(rows)
     table[1:, 3] = columns * pixel
@@ -181,9 +180,9 @@ def _assemble_strips(
                 taken += len(copy)
                 before, address = (there.start - read.start) * row, address_of(copy)
                 behind = before + len(pixels)
-                table.append((_function("memset"), address, 0, before, 0))
-                table.append((_function("memcpy"), address + before, address_of(pixels), len(pixels), 0))
-                table.append((_function("memset"), address + behind, 0, len(copy) - behind, 0))
+                table.append((c_function("memset"), address, 0, before, 0))
+                table.append((c_function("memcpy"), address + before, address_of(pixels), len(pixels), 0))
+                table.append((c_function("memset"), address + behind, 0, len(copy) - behind, 0))
                 pixels = copy
             given = {
                 argument: _part(array, problem.tensors[argument][0], meta.itemsize, number, rows)
@@ -217,8 +216,3 @@ def _part(array: Array, layout: Descriptor, itemsize: int, image: int, rows: ran
     first = (image * size if batch > 1 else 0) + (rows.start if size > 1 else 0)
     found: Array = array.reshape(-1).view(np.uint8)[first * row : (first + (len(rows) if size > 1 else 1)) * row]
     return found
-
-
-@cache
-def _function(name: str) -> int:
-    return ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value or 0

@@ -69,6 +69,11 @@ def fits_panels(units: int, inner: int, lanes: int) -> bool:
     return units % lanes == inner % STEP == 0
 
 
+def slowdown(units: int, lanes: int, widest: int) -> float:
+    """How many times more vectors of `lanes` hold so many columns than of the widest, of which the last is not full."""
+    return units / lanes / -(-units // widest)
+
+
 def panels_of(
     tensor: Tensor, shape: tuple[int, int], is_turned: bool, weights: Callable[[], Array], lanes: int, label: str
 ) -> Array:
@@ -123,12 +128,12 @@ def _copied_by_kernels(pairs: Sequence[tuple[Array, Array]], lanes: int) -> bool
 def _rows_and_panels(weights: Array, packed: Array, lanes: int) -> Iterator[tuple[Array, Array]]:
     """By width of panels, the weights [panels, columns, inner] that are in them, and these [panels, inner, columns]."""
     packed, inner = packed.view(np.float32), weights.shape[1]
-    for first, last, columns in _widths(len(weights), lanes):
+    for first, last, columns in widths(len(weights), lanes):
         panels = packed[first * inner : last * inner].reshape(-1, inner, columns)
         yield weights[first:last].reshape(-1, columns, inner), panels
 
 
-def _widths(units: int, lanes: int) -> Iterator[tuple[int, int, int]]:
+def widths(units: int, lanes: int) -> Iterator[tuple[int, int, int]]:
     """The units that are in panels of one width: the first, the one behind the last, and the width."""
     width = lanes * VECTORS[lanes]
     whole = units // width * width

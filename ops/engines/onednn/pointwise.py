@@ -1,7 +1,7 @@
 """Convolutions of one tap on images N, H, W, C as products of our own with constant weights (`panel_product`).
 
-oneDNN's are as fast but for activations with an exponential: of 3136 x 144 results, SiLU takes 290 us in its primitive
-with AVX2, 100 in ours.
+oneDNN's are as fast with AVX2, or take up to a third more; of 3136 x 144 results, SiLU takes 290 us in its primitive,
+100 in ours. Its primitives are to be made for each size of the image.
 """
 
 from __future__ import annotations
@@ -17,28 +17,34 @@ from dagexec.ops.engines.onednn import direct
 from dagexec.ops.engines.onednn.binding import Library
 from dagexec.ops.engines.onednn.descriptors import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.engines.onednn.packing import Making
-from dagexec.ops.engines.onednn.panel_product import fits_panels, out_of_panels, pack_panels, product_step
+from dagexec.ops.engines.onednn.panel_product import (
+    fits_panels,
+    out_of_panels,
+    pack_panels,
+    product_step,
+    slowdown,
+)
 from dagexec.ops.engines.onednn.problem import (
     COMPOSED,
     Assembled,
     Candidate,
     Memory,
+    MovedArguments,
     Pack,
     Problem,
-    StillArguments,
     in_plain_order,
 )
 from dagexec.ops.families.activation.post_ops import PostOp as GivenPostOp
-from dagexec.ops.kernels.direct_kernels import ADD_OTHER
 from dagexec.ops.kernels.machine import AVX2, AVX512
-from dagexec.ops.kernels.post_ops import PostOp
+from dagexec.ops.kernels.post_ops import ADD_OTHER, PostOp
 from dagexec.platform.records import dataclass
 
 _SLOW = frozenset({"sigmoid", "tanh", "swish", "gelu_erf", "gelu_tanh", "mish"})
 """Post-ops that take long in the library's primitives."""
 
-_PRODUCTS, _STREAM = 5e10, 2.5e10  # a second: products, bytes of weights; one core's, in `implementation`'s measure
-_KEPT_BYTES, _SHARED_PRODUCTS = 512 << 10, 5.6e10  # pieces of the library's products read more weights than that anew
+_PRODUCTS, _STREAM = 7e10, 2.5e10
+"""A second of one core: products, bytes of weights. The library takes as long, but is to be asked for each size."""
+
 _SAVED = 4e-10  # seconds for each result of a slow post-op
 
 
@@ -50,7 +56,8 @@ class Layer:
         rows: pixels of all images.
         channels, filters: C, M.
         has_bias: a number for each channel is added.
-        post_ops: what is done then, after what is added.
+        cold: the weights come from memory in a run.
+        post_ops: what is done then; ADD_OTHER is among them where it is not the first.
         other: the argument that is added to the result, 0 for none; DST for what it held before.
     """
 
@@ -58,6 +65,7 @@ class Layer:
     channels: int
     filters: int
     has_bias: bool
+    cold: bool
     post_ops: tuple[PostOp, ...]
     other: int
 
@@ -66,19 +74,21 @@ class Layer:
         """An estimate of what a run takes on one core, less what the post-ops take in the library."""
         slow = sum(kind in _SLOW for kind, _, _ in self.post_ops)
         weights = 4 * self.channels * self.filters
-        speed = _PRODUCTS if weights <= _KEPT_BYTES else _SHARED_PRODUCTS
-        computed = self.rows * self.filters * max(0.0, self.channels / speed - slow * _SAVED)
-        return computed + weights / _STREAM
+        computed = self.rows * self.filters * max(0.0, self.channels / _PRODUCTS - slow * _SAVED)
+        return computed + self.cold * weights / _STREAM
 
 
 def finish(
     post_ops: Sequence[GivenPostOp], operands: Mapping[int, Array], shape: tuple[int, ...]
 ) -> tuple[tuple[PostOp, ...], int] | None:
-    """As `direct.finish`, for an addition before all others."""
+    """As `direct.finish`, for one addition; where it is the first post-op, ADD_OTHER is not among those returned."""
     found = direct.finish(post_ops, operands, shape)
-    if found is None or any(kind == ADD_OTHER for kind, _, _ in found[0][1:]):
+    if found is None or len(found[1]) > 1:
         return None
-    return tuple(one for one in found[0] if one[0] != ADD_OTHER), next(iter(found[1]), 0)
+    kinds, other = [kind for kind, _, _ in found[0]], next(iter(found[1]), 0)
+    if other == DST and kinds[0] != ADD_OTHER:
+        return None
+    return found[0][1:] if kinds[:1] == [ADD_OTHER] else found[0], other
 
 
 def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
@@ -90,7 +100,8 @@ def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
         if lanes <= machine.lanes and fits_panels(layer.filters, layer.channels, lanes):
             isa = "avx512" if machine.lanes == AVX512 else "avx2"
             name = f"{COMPOSED}panels, vectors of {lanes}:{isa}"
-            yield Candidate(name, None, partial(_assemble, layer, lanes), layer.seconds, is_in_pieces=True)
+            seconds = layer.seconds * slowdown(layer.filters, lanes, machine.lanes)
+            yield Candidate(name, None, partial(_assemble, layer, lanes), seconds, is_in_pieces=True)
             return
 
 
@@ -104,7 +115,8 @@ def _assemble(
     step = product_step(x, panels, bias, y, other, problem.label, lanes, layer.post_ops)
     if step is None:
         raise UnsupportedFeatureError(f"{problem.label}: no machine code can be written here")
-    return Assembled([step], StillArguments(), frozenset())
+    moving = MovedArguments([step], {SRC: arrays[SRC], WEIGHTS: panels})
+    return Assembled([step], moving, moving.numbers)
 
 
 def _matrix(image: Array, channels: int) -> Array:

@@ -1,4 +1,4 @@
-"""Winograd's algorithm for windows of 3x3 with stride 1 and images N, H, W, C, out of a primitive and own transforms.
+"""Winograd's algorithm for windows of 3x3 with stride 1 and images N, H, W, C, out of own transforms and products.
 
 Lavin and Gray, "Fast algorithms for convolutional neural networks", 2015, arXiv:1509.09308; the matrices are those of
 `ops/families/conv/toom_cook.py`. A tile of t x t pixels gives m x m pixels of the result, t = m + 2. A row of tiles
@@ -10,71 +10,54 @@ goes through
     strip: t, columns, M      A^T along W
     y: m rows of the result   A^T along H, the bias and post-ops
 
-The transforms are kernels of `winograd_kernels`, the products one primitive: a convolution of one tap in t x t groups,
-or G times as many. Rows of tiles are taken in blocks whose v and z stay in a cache. Pieces are some of these; where
-an image has few, its transforms are pieces of rows, and its product is cut into products of some places, each of which
-has its part of v and z. Each number of the result is computed from one tile in one order, whatever the blocks and the
-batch. oneDNN has the algorithm for AVX-512 only, in layout NCHW16c.
+The transforms are kernels of `winograd_kernels`, the products those of `panel_kernels`: t x t of them, or G times as
+many. Rows of tiles are taken in blocks whose v and z stay in a cache. Pieces are some of these; where an image has few,
+its transforms are pieces of rows, and its products are shared, each piece with its places' part of v and z. Each number
+of the result is computed from one tile in one order, whatever the blocks and the batch. Neither code nor weights know
+height and width. oneDNN has the algorithm for AVX-512 only, in layout NCHW16c.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Step
-from dagexec.errors import UnsupportedFeatureError
-from dagexec.ops.base.layout import NHWC
 from dagexec.ops.engines.onednn.binding import Library
-from dagexec.ops.engines.onednn.bound import BoundPrimitive
-from dagexec.ops.engines.onednn.descriptors import (
-    DST,
-    FORWARD_INFERENCE,
-    POST_OP,
-    SCRATCHPAD,
-    SRC,
-    SRC_1,
-    WEIGHTS,
-    Array,
-    Attributes,
-    Descriptor,
-    aligned_empty,
-)
-from dagexec.ops.engines.onednn.division import adds_up_alike
-from dagexec.ops.engines.onednn.operator import reorder
+from dagexec.ops.engines.onednn.descriptors import DST, POST_OP, SRC_1, WEIGHTS, Array, Descriptor
 from dagexec.ops.engines.onednn.packing import Making
-from dagexec.ops.engines.onednn.pieces import Together, side_by_side
-from dagexec.ops.engines.onednn.primitive import EXEC_ARG_MD, SCRATCHPAD_MD, PrimitiveDescriptor, describe
+from dagexec.ops.engines.onednn.panel_product import pack_panels
+from dagexec.ops.engines.onednn.pieces import side_by_side
 from dagexec.ops.engines.onednn.problem import (
     COMPOSED,
-    Asked,
     Assembled,
     Candidate,
     Memory,
+    MovedArguments,
     Pack,
     Problem,
     in_one,
     in_plain_order,
 )
+from dagexec.ops.engines.onednn.winograd_products import Products
 from dagexec.ops.engines.onednn.winograd_tables import Tables
 from dagexec.ops.engines.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 from dagexec.ops.families.activation.post_ops import SUM, PostOp
 from dagexec.ops.families.conv.toom_cook import kronecker, minimal_filter
 from dagexec.ops.kernels import winograd_kernels as kernels
+from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.ops.kernels.post_ops import PostOp as LaterPostOp
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.tables import in_pieces, shares
 
-_PRODUCT = "brgconv_1x1"  # the library's other implementations are slow in so many groups
-_DIRECT = 1  # dnnl_alg_kind_t
 _COLD = 7e-10  # seconds: ten times what each byte takes where a core goes on to a piece with other working memory
 _TRANSFORMED = 2048  # filters of one channel that are transformed at once: they stay in a cache
-_PIECE = 8 << 20  # bytes of transformed filters that wait for the layout of the product
+_PIECE = 4 << 20  # bytes of transformed filters that wait to be packed
+_FLOAT = 4  # bytes
 
 
 def finish(
@@ -117,96 +100,66 @@ def is_available(library: Library) -> bool:
     return library.machine.can_run
 
 
-def candidates(library: Library, label: str, layer: Layer, limit: int, cold: bool) -> Iterator[Asked]:
+def candidates(library: Library, layer: Layer, limit: int, cold: bool) -> Iterator[Candidate]:
     """Those for a layer, with tiles of 2 x 2 and of 4 x 4 results; none where the processor lacks AVX2 and FMA.
 
     `limit` is the most bytes of working memory. `cold` is True when the weights come from memory in a run.
     """
     if not is_available(library):
         return
+    group = layer.filters // layer.groups
+    lanes = next(lanes for lanes in (AVX512, AVX2) if lanes <= layer.lanes and group % lanes == 0)
+    isa = "avx512" if layer.lanes == AVX512 else "avx2"
     for outputs in OUTPUTS:
         tiling = Tiling(layer, outputs)
-        likely = Candidate(f"{COMPOSED}winograd {outputs}x{TAPS} ", None, seconds=tiling.seconds(cold))
-        yield Asked(likely, partial(_candidate, library, label, tiling, likely, limit, cold))
-
-
-def _candidate(
-    library: Library, label: str, tiling: Tiling, likely: Candidate, limit: int, cold: bool
-) -> Candidate | None:
-    """With its product; None where there is none, or too little working memory."""
-    try:
-        description = _product(library, label, tiling)
-    except UnsupportedFeatureError:
-        return None
-    nbytes = sum(tiling.memory(description))
-    pieces = _pieces(tiling, cold, nbytes)
-    if len(pieces) * nbytes > limit:
-        return None
-    assembled, alike = partial(_assemble, tiling, pieces, description), adds_up_alike(description.name)
-    name = likely.name + description.name
-    return replace(likely, name=name, description=description, assemble=assembled, is_in_pieces=alike)
-
-
-def _product(library: Library, label: str, tiling: Tiling) -> PrimitiveDescriptor:
-    """A product for a block. Raises UnsupportedFeatureError when there is no fast one."""
-    layer = tiling.layer
-    tiles = tiling.block_rows * tiling.columns
-    source, target = (
-        Descriptor.of_order(library, (1, tiling.places_apart * channels, tiles, 1), FLOAT32, NHWC)
-        for channels in (layer.channels, layer.filters)
-    )
-    weights = Descriptor.any_layout(library, tiling.filter_shape, FLOAT32)
-    images = source.handle, weights.handle, library.ffi.NULL, target.handle
-    ones, zeros = library.dims((1, 1)), library.dims((0, 0))
-    geometry = ones, zeros, zeros, zeros, Attributes(library).handle
-    kind = FORWARD_INFERENCE, _DIRECT
-    found = describe(library, label, "convolution_forward", library.engine, *kind, *images, *geometry)
-    for one in found.implementations():
-        if one.name.startswith(_PRODUCT):
-            return one
-    raise UnsupportedFeatureError(f"{label}: oneDNN has no fast product of many groups")
+        nbytes = sum(tiling.memory)
+        pieces = _pieces(tiling, cold, nbytes)
+        if len(pieces) * nbytes <= limit:
+            name = f"{COMPOSED}winograd {outputs}x{TAPS} in vectors of {lanes}:{isa}"
+            assembled = partial(_assemble, tiling, pieces, lanes)
+            yield Candidate(name, None, assembled, tiling.seconds(cold), is_in_pieces=True)
 
 
 def _assemble(
     tiling: Tiling,
     pieces: Sequence[range],
-    description: PrimitiveDescriptor,
+    lanes: int,
     problem: Problem,
     arrays: Mapping[int, Array],
     memory: Memory,
     pack: Pack,
 ) -> Assembled:
     """The steps of a layer, pieces of blocks one after another."""
-    layouts = {number: description.descriptor(EXEC_ARG_MD, number) for number in (SRC, WEIGHTS, DST)}
-    filters, given = arrays[WEIGHTS], problem.tensors[WEIGHTS][0]
-    fill = partial(_transform, tiling, problem, filters, layouts[WEIGHTS])
-    making = Making(f"winograd {tiling.outputs}x{TAPS}", tiling.cut * layouts[WEIGHTS].nbytes, fill)
-    weights, _ = pack(WEIGHTS, filters, given, layouts[WEIGHTS], making)
-    computed: list[list[Step]] = []
-    bounds: list[BoundPrimitive] = []
+    weights = _weights(tiling, lanes, problem, arrays[WEIGHTS], pack)
+    computed, products_of = list[list[Step]](), list[Step]()
     nbytes = 0
     for piece in pieces:
-        v, z, *others = in_one(memory, tiling.memory(description))
-        scratchpads, strips = others[: tiling.cut], others[tiling.cut :]
+        v, z, *strips = in_one(memory, tiling.memory)
         tables = Tables(tiling, arrays, v, z, strips)
-        products = []
-        for number, scratchpad in enumerate(scratchpads):
-            parts = {
-                argument: (layouts[argument], array[number * layouts[argument].nbytes :])
-                for argument, array in ((SRC, v), (WEIGHTS, weights), (DST, z))
-            }
-            parts[SCRATCHPAD] = description.descriptor(SCRATCHPAD_MD), scratchpad
-            products.append(description.create().bind(parts, problem.label))
-        call = partial(in_pieces, keeps=(tables, v, z, strips, dict(arrays)), label=problem.label)
+        products = Products(tiling, lanes, v, z, weights)
+        call = partial(in_pieces, keeps=(tables, products, weights, v, z, strips, dict(arrays)), label=problem.label)
+        multiplied: dict[int, Step] = {}
         computed.append([])
         for block in tiling.blocks[piece.start : piece.stop]:
             rows = [block[part.start : part.stop] for part in shares(len(block), len(strips))]
             read = call([tables.read(part, block.start, strip) for strip, part in enumerate(rows)])
             write = call([tables.write(part, block.start, strip) for strip, part in enumerate(rows)])
-            computed[-1] += [read, *side_by_side([[bound.step] for bound in products]), write]
-        bounds += products
-        nbytes += tables.nbytes
-    return Assembled(side_by_side(computed), Together(bounds, tiling.cut), frozenset(), nbytes)
+            if len(block) not in multiplied:
+                multiplied[len(block)] = call(products.tables(len(block)))
+                products_of.append(multiplied[len(block)])
+            computed[-1] += [read, multiplied[len(block)], write]
+        nbytes += tables.nbytes + products.nbytes
+    return Assembled(side_by_side(computed), MovedArguments(products_of, {WEIGHTS: weights}), frozenset(), nbytes)
+
+
+def _weights(tiling: Tiling, lanes: int, problem: Problem, filters: Array, pack: Pack) -> Array:
+    """The filter at every place, of every group, in panels."""
+    layer = tiling.layer
+    shape = tiling.places * layer.filters // lanes, layer.channels // layer.groups, lanes
+    target = Descriptor.strided(problem.library, shape, FLOAT32, (shape[1] * lanes, lanes, 1))
+    fill = partial(_transform, tiling, lanes, problem, filters)
+    making = Making(f"winograd {tiling.outputs}x{TAPS}", target.nbytes, fill)
+    return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, making)[0]
 
 
 def _pieces(tiling: Tiling, cold: bool, nbytes: int) -> list[range]:
@@ -219,43 +172,32 @@ def _pieces(tiling: Tiling, cold: bool, nbytes: int) -> list[range]:
     return shares(len(tiling.blocks), 1 if tiling.cut > 1 else pieces_of(seconds, min(most, MOST_OF_ONE)))
 
 
-def _transform(tiling: Tiling, problem: Problem, array: Array, wanted: Descriptor, packed: Array) -> None:
-    """Set `packed` to the filter at every place, G w G^T, in the layout of the product.
+def _transform(tiling: Tiling, lanes: int, problem: Problem, array: Array, packed: Array) -> None:
+    """Set `packed` to the filter at every place, G w G^T, in panels.
 
     It is made for a few places at a time, so that beside the result there is only a part of it in another layout.
     """
-    library, label = problem.library, problem.label
-    matrix = _filter_matrix(tiling.outputs)
+    layer, matrix = tiling.layer, _filter_matrix(tiling.outputs)
     is_in_a_row = array.ndim == 1  # bytes of the filter's layout, while implementations are measured
     windows = in_plain_order(problem, array).reshape(-1, TAPS, TAPS) if is_in_a_row else array
     filters = np.ascontiguousarray(np.moveaxis(windows, (-2, -1), (0, 1))).reshape(TAPS * TAPS, -1)
-    parts, layout = _layouts(tiling, wanted)
-    parts *= tiling.cut
-    rows = len(matrix) // parts
-    found = np.empty((rows, filters.shape[1]), np.float32)
-    source = Descriptor.of(library, found.reshape(-1, *tiling.filter_shape[1:]), FLOAT32)
-    for number in range(parts):
-        _at_places(matrix[number * rows : (number + 1) * rows], filters, found)
-        target = packed[number * layout.nbytes : (number + 1) * layout.nbytes]
-        reorder(library, label, source, layout, found, target, aligned_empty).run_once()
+    rows = max(1, _PIECE // (_FLOAT * filters.shape[1]))
+    size = _FLOAT * filters.shape[1] // layer.groups
+    for first in range(0, len(matrix), rows):
+        part = matrix[first : first + rows]
+        found = np.empty((len(part), filters.shape[1]), np.float32)
+        _at_places(part, filters, found)
+        for number, weights in enumerate(
+            found.reshape(-1, layer.filters // layer.groups, layer.channels // layer.groups)
+        ):
+            start = (first * layer.groups + number) * size
+            pack_panels(weights, lanes, packed[start : start + size])
 
 
 @lru_cache(maxsize=2)
 def _filter_matrix(outputs: int) -> Array:
     """What transforms the taps of a window to places."""
     return kronecker([minimal_filter(outputs, TAPS).filter] * 2, np.float32)
-
-
-def _layouts(tiling: Tiling, wanted: Descriptor) -> tuple[int, Descriptor]:
-    """In how many parts of equal layout, one behind another, the filter of the product is made, and that layout."""
-    groups, *shape = tiling.filter_shape
-    least = -(-wanted.nbytes // _PIECE)
-    for pieces in range(min(least, tiling.places_apart), tiling.places_apart + 1):
-        if tiling.places_apart % pieces == 0:
-            piece = wanted.first([groups // pieces, *shape])
-            if piece.nbytes * pieces == wanted.nbytes:
-                return pieces, piece
-    return 1, wanted
 
 
 def _at_places(matrix: Array, filters: Array, found: Array) -> None:

@@ -7,7 +7,6 @@ has them in common with those at the same place in other blocks: in a table of t
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -23,6 +22,7 @@ from dagexec.ops.engines.onednn.winograd_tiling import TAPS, Tiling
 from dagexec.ops.families.conv.toom_cook import minimal_filter
 from dagexec.ops.kernels import winograd_kernels as kernels
 from dagexec.ops.kernels.post_ops import post_op_kernel
+from dagexec.ops.kernels.tables import c_function
 from dagexec.platform.addresses import address_of
 
 Integers = npt.NDArray[np.int64]
@@ -66,7 +66,9 @@ class Tables:
         calls[:, 0, kernels.WRITTEN : kernels.WRITTEN + tile] = strip_lines + head
         calls[:, 0, kernels.INNER : kernels.READ_STEP] = inside, 1
         outside = ((0, head), (head + inside, across - head - inside))
-        zeroed = [(_memset(), line + begin, 0, size, 0) for line in strip_lines for begin, size in outside if size]
+        zeroed = [
+            (c_function("memset"), line + begin, 0, size, 0) for line in strip_lines for begin, size in outside if size
+        ]
         table = self._table(calls, _require(_line_kernel(self._tiling.outputs, "data")))
         places = range(rows.start - first, rows.stop - first)
         self._calls += 2 * len(rows)
@@ -204,11 +206,6 @@ def _line_kernel(outputs: int, matrix: str) -> int | None:
 @lru_cache(maxsize=64)
 def _last_kernel(outputs: int, rows: int, finish: kernels.Epilogue) -> int | None:
     return kernels.line_kernel(minimal_filter(outputs, TAPS).output[:rows], finish)
-
-
-@lru_cache(maxsize=1)
-def _memset() -> int:
-    return ctypes.cast(ctypes.CDLL(None).memset, ctypes.c_void_p).value or 0
 
 
 @lru_cache(maxsize=64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagexec.ops.engines.onednn.primitive import PrimitiveDescriptor
 from dagexec.ops.families.conv.toom_cook import MinimalFilter, minimal_filter
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
@@ -89,8 +88,7 @@ class Tiling:
     def block_rows(self) -> int:
         """Rows of tiles that are computed together: as many as stay in the cache of a core, or more.
 
-        More where reading the weights would take longer than the rest. The last block may have fewer rows; its product
-        is of as many as the others, for the weights' layout depends on that, so few should be wanting.
+        More where reading the weights would take longer than the rest. The last block may have fewer rows.
         """
         row = self.columns * self.places * (self.layer.channels + self.layer.filters) * _FLOAT
         most = max(1, _BLOCK * core_cache() // row, -(-self._weights_nbytes // (2 * row)))
@@ -125,20 +123,15 @@ class Tiling:
         return self.places * self.layer.channels * self.layer.filters // self.layer.groups * _FLOAT
 
     @property
-    def filter_shape(self) -> tuple[int, ...]:
-        """The filter of one of the products."""
-        layer = self.layer
-        return self.places_apart * layer.groups, layer.filters // layer.groups, layer.channels // layer.groups, 1, 1
-
-    def memory(self, description: PrimitiveDescriptor) -> tuple[int, ...]:
-        """Bytes of v, of z, of each product's working memory, and of each strip, for one block."""
+    def memory(self) -> tuple[int, ...]:
+        """Bytes of v, of z, and of each strip, for one block."""
         layer, tiles = self.layer, self.block_rows * self.columns
         read = (self.columns * self.outputs + TAPS - 1) * layer.channels
         strip = self.filter.tile * max(read, self.columns * self.outputs * layer.filters) * _FLOAT
         images = (tiles * self.places * channels * _FLOAT for channels in (layer.channels, layer.filters))
         shared = pieces_of(self._transforms_seconds / (2 * len(self.blocks)), MOST_OF_ONE)
         strips = 1 if self.cut == 1 else min(self.block_rows, max(2, shared))
-        return *images, *[description.scratchpad_bytes] * self.cut, *[strip] * strips
+        return *images, *[strip] * strips
 
     def seconds(self, cold: bool) -> float:
         """An estimate of what a run takes on one core; with `cold` weights they are read from memory."""

@@ -104,7 +104,7 @@ def test_it_is_not_offered_for(layer: Layer) -> None:
         run(layer)
 
 
-def test_the_rule_takes_it_for_activations_that_take_long_in_the_library(problems: list[Problem]) -> None:
-    for text, expected in (("swish:1.0", True), ("gelu_tanh", True), ("relu", False), ("hardswish", False)):
-        run(LAYER, post_ops=(text,))
-        assert rule(problems.pop()).name.startswith(NAME) == expected, text
+def test_the_rule_takes_it(problems: list[Problem]) -> None:
+    for text in ("swish:1.0", "gelu_tanh", "relu", "hardswish"):
+        run(replace(LAYER, filters=48), post_ops=(text,))
+        assert rule(problems.pop()).name.startswith(NAME), text
