@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import Message
 
 from dagexec.caffe2 import scope
 from dagexec.caffe2.references import BlobReference, as_references
 from dagexec.core.operator_def import op
 from dagexec.core.proto import Argument, DeviceOption, NetDef, OperatorDef, TensorProto
+from dagexec.errors import Caffe2Error
 
 
 def make_device_option(
@@ -67,6 +69,27 @@ def CreateOperator(
     if seed is not None:
         made.device_option.random_seed = seed
     return made
+
+
+_FILLERS = {
+    "float32": "GivenTensorFill",
+    "float64": "GivenTensorDoubleFill",
+    "int32": "GivenTensorIntFill",
+    "int64": "GivenTensorInt64Fill",
+    "bool": "GivenTensorBoolFill",
+}
+
+
+def given_tensor(name: Any, array: npt.NDArray[Any]) -> OperatorDef:
+    """The operator that fills a blob with an array. Raises Caffe2Error for elements of other types."""
+    fill, values = _FILLERS.get(array.dtype.name), array.reshape(-1).tolist()
+    if array.dtype.kind in "SUO":
+        fill = "GivenTensorStringFill"
+    elif array.dtype == np.uint8:
+        fill, values = "GivenTensorByteStringToUInt8Fill", [array.tobytes()]
+    if fill is None:
+        raise Caffe2Error(f"blob {str(name)!r}: no operator fills a blob with elements of type {array.dtype}")
+    return CreateOperator(fill, [], BlobReference(name), shape=list(array.shape), values=values)
 
 
 def plain(value: Any) -> Any:

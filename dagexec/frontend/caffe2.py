@@ -40,10 +40,10 @@ def from_nets(
 
     Inputs are the external inputs of `predict` that `init` does not write; a predict net that lists no external
     inputs takes every blob it reads before writing it. When `init` writes them all, the placeholders among them are
-    the inputs: Caffe2's mobile exporter fills an input with a single 0, so that it exists. Outputs are the external
-    outputs of `predict` or, when it lists none, the blobs it writes and does not read. Element types and shapes are
-    unknown: the files do not hold them. `name` serves where the predict net has no name of its own, and `weights` are
-    blobs that `init` no longer fills.
+    the inputs: Caffe2's mobile exporter fills an input with a single 0, so that it exists; here it is not filled.
+    Outputs are the external outputs of `predict` or, when it lists none, the blobs it writes and does not read. Element
+    types and shapes are unknown: the files do not hold them. `name` serves where the predict net has no name of its
+    own, and `weights` are blobs that `init` no longer fills.
     Raises ModelFormatError when there is nothing to run: an empty file is a NetDef without operators.
     """
     if not predict.op:
@@ -54,6 +54,11 @@ def from_nets(
     placeholders = _placeholders(init, predict) if init is not None and filled.issuperset(needed) else set()
     inputs = {blob: InputInfo() for blob in needed if blob not in filled or blob in placeholders}
     outputs = tuple(predict.external_output) or _never_read(predict)
+    if init is not None and placeholders:
+        filling, init = init, NetDef()
+        init.CopyFrom(filling)
+        del init.op[:]
+        init.op.extend(operator for operator in filling.op if placeholders.isdisjoint(operator.output))
     return Model(predict.name or name, predict, init, dict(weights), inputs, outputs)
 
 

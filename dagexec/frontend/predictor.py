@@ -24,8 +24,8 @@ T = TypeVar("T")
 PREDICTOR_SUFFIXES = (".mdl", ".minidb")
 
 META_NET_DEF, DB_READER = "!!META_NET_DEF", "!!PREDICTOR_DBREADER"
-_PREDICT_NET, _PREDICT_INIT, _GLOBAL_INIT = "PREDICT_NET_TYPE", "PREDICT_INIT_NET_TYPE", "GLOBAL_INIT_NET_TYPE"
-_PARAMETERS, _INPUTS, _OUTPUTS = "PARAMETERS_BLOB_TYPE", "INPUTS_BLOB_TYPE", "OUTPUTS_BLOB_TYPE"
+PREDICT_NET, PREDICT_INIT, GLOBAL_INIT = "PREDICT_NET_TYPE", "PREDICT_INIT_NET_TYPE", "GLOBAL_INIT_NET_TYPE"
+PARAMETERS, INPUTS, OUTPUTS = "PARAMETERS_BLOB_TYPE", "INPUTS_BLOB_TYPE", "OUTPUTS_BLOB_TYPE"
 
 
 def load_predictor(path: str | os.PathLike[str], db_type: str = "minidb") -> Model:
@@ -67,12 +67,12 @@ class _Predictor:
 
     def model(self) -> Model:
         """Net, parameters and what else the exporter's nets compute. Raises ModelFormatError."""
-        net = self._nets.get(_PREDICT_NET)
+        net = self._nets.get(PREDICT_NET)
         if net is None or not net.op:
-            raise self._damaged(f"net {_PREDICT_NET!r} is missing or has no operators; there is nothing to run")
-        inputs, outputs = (self._blobs.get(key, []) for key in (_INPUTS, _OUTPUTS))
+            raise self._damaged(f"net {PREDICT_NET!r} is missing or has no operators; there is nothing to run")
+        inputs, outputs = (self._blobs.get(key, []) for key in (INPUTS, OUTPUTS))
         if not outputs:
-            raise self._damaged(f"list of blobs {_OUTPUTS!r} is missing or empty")
+            raise self._damaged(f"list of blobs {OUTPUTS!r} is missing or empty")
         kept = self._other_init_operators({*inputs, *outputs})
         self._check_parameters({blob for operator in kept for blob in operator.output})
         init = NetDef(name=f"{net.name}_init", op=kept) if kept else None
@@ -89,13 +89,13 @@ class _Predictor:
 
     def _other_init_operators(self, fed: set[str]) -> list[OperatorDef]:
         """The operators of both init nets but those that load parameters or fill inputs and outputs, `fed`."""
-        nets = [self._nets[key] for key in (_GLOBAL_INIT, _PREDICT_INIT) if key in self._nets]
+        nets = [self._nets[key] for key in (GLOBAL_INIT, PREDICT_INIT) if key in self._nets]
         operators = [operator for net in nets for operator in net.op]
         others = (one for one in operators if DB_READER not in one.input)
         return [one for one in others if not one.output or not fed.issuperset(one.output)]
 
     def _check_parameters(self, computed: set[str]) -> None:
         there = self._found.tensors.keys() | computed
-        missing = [name for name in self._blobs.get(_PARAMETERS, []) if name not in there]
+        missing = [name for name in self._blobs.get(PARAMETERS, []) if name not in there]
         if missing:
             raise self._damaged(f"{len(missing)} parameter(s) are missing, the first is {missing[0]!r}")
