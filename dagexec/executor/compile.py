@@ -159,8 +159,19 @@ def _executor(
     kept = kept_options(compiled.model, compiled.options)
     types = None if source_types is None else lambda: source_types
     if overridable is None:
-        return Executor(compiled.model, kept, given, place, types, axes, origin)
+        executor = Executor(compiled.model, kept, given, place, types, axes, origin)
+        if options.optimize and options.warm_start is False:
+            _prepare_first_step(executor)
+        return executor
     return overriding.OverridableExecutor(compiled.model, kept, given, types, overridable, _executor, axes)
+
+
+def _prepare_first_step(executor: Executor) -> None:
+    try:
+        executor.prepare_first_step()
+    except BaseException:
+        executor.close()
+        raise
 
 
 def _of_branches(model: Model, options: CompileOptions, condition: str, origin: Origin | None) -> Executor:

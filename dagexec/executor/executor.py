@@ -260,6 +260,23 @@ class Executor(ModelRunner):
         else:
             self._warm_up(named_feeds(self.model.name, feeds, self._interface.needed))
 
+    def prepare_first_step(self) -> None:
+        """Make and prepare the net of a decoder's first step; `compile` does, as texts begin with one at some time.
+
+        Whether the model is a decoder is told by the names of its caches. Sizes that it leaves free are taken to be 1;
+        other sizes find the weights packed. Nothing is done where there is no such net.
+        """
+        caches = caches_by_name(self.inputs, self.outputs)
+        if not caches or not self.net().on_host:
+            return
+        with suppress(DagexecError), self.session() as session:
+            info = {name: one for name, one in self._source.inputs.items() if name not in session.states}
+            first = session.step_for(warm_up.zero_feeds(self._source.changed(inputs=info)))
+            if first is not None:
+                member = self._beside.member(first.executor)
+                member._warm(member._replicas.members[0], first.fed)
+        check_stop()
+
     def session(self, states: Mapping[str, str] | None = None) -> Session:
         """Runs that follow one another, in which outputs are inputs of the next: caches and states stay in the session.
 

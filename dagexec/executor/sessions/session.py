@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,7 @@ from dagexec.core.schema import TensorType
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import FeedError, SessionBusyError
 from dagexec.executor.model_runner import ModelRunner
-from dagexec.executor.requests.call import Call
+from dagexec.executor.requests.call import PLAIN, Call
 from dagexec.executor.requests.waiting import on_a_thread
 from dagexec.executor.sessions.memory import SessionMemory
 from dagexec.executor.sessions.names import states_by_name
@@ -58,6 +60,13 @@ class _Run:
     used: frozenset[str]
     asked: Call
     sizes: StepSizes | None = None
+
+
+class Step(NamedTuple):
+    """A step: who runs it, and what that is fed."""
+
+    executor: ModelRunner
+    fed: Mapping[str, Array]
 
 
 class Session(ModelRunner):
@@ -174,6 +183,17 @@ class Session(ModelRunner):
         self._constants = {name: array for name, array in arrays.items() if name not in self._pairs}
         self._states, self._used, self._sizes, self._is_new = States(states), frozenset(states), None, True
         self._last = None
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """The output that each input which is a state is fed in the next run."""
+        return self._pairs
+
+    def step_for(self, feeds: Feeds) -> Step | None:
+        """What a run with these feeds would run, if it is a step. Raises what `run` does before anything runs."""
+        with self._alone():
+            run = self._next(feeds, PLAIN)
+        return None if run.sizes is None else Step(run.executor, run.fed)
 
     def fork(self) -> Session:
         """Another session that goes on from here; what came before is shared. Raises SessionBusyError during a run."""
@@ -363,20 +383,24 @@ class Session(ModelRunner):
         first = self._learned(types, states)
         return first and StepSizes(types, first.length - first.added, first.added, first.axes)
 
-    def _first_growths(self, sizes: StepSizes, states: States) -> list[Growth]:
+    def _first_growths(self, sizes: StepSizes, states: States) -> Iterator[Growth]:
         """What may be as long as the caches in a first run, the likelier first.
 
         That is an input of their length of which longer caches need more, or have use for more: they grow by as much.
+        The first of several axes is that of the batch.
         """
         types = {**sizes.types, **_types_of(states.whole(sizes.length))}
         types |= {name: longer(types[name], axis, 1) for name, axis in sizes.axes.items()}
-        growths: list[Growth] = [
+        growths: Iterator[Growth] = (
             {name: (axis, sizes.added)}
             for name, kind in sizes.types.items()
             for axis, size in _free_sizes(self.inputs.get(name), kind)
-            if size == sizes.end and self._added({**types, name: longer(kind, axis, 1)}, sizes) == sizes.added
-        ]
-        return [*growths[:1], *([{}] if self._added(types, sizes) == sizes.added else [])]
+            if size == sizes.end and (axis > 0 or len(kind.shape) == 1)
+            if self._added({**types, name: longer(kind, axis, 1)}, sizes) == sizes.added
+        )
+        yield from islice(growths, 1)
+        if self._added(types, sizes) == sizes.added:
+            yield {}
 
     def _added(self, types: Mapping[str, TensorType], sizes: StepSizes) -> int:
         """How many positions a run with all inputs of these types adds to the caches; 0 where inference refuses it."""
