@@ -18,6 +18,7 @@ from dagexec.platform.addresses import address_of
 
 Array = npt.NDArray[Any]
 
+NativeRows = npt.NDArray[np.uint64]
 _ARGUMENTS = slice(1, 5)  # columns of a table; before them is the function
 
 
@@ -42,15 +43,24 @@ def table_rebind(step: Step, array: Array) -> TableRebind | None:
     None where no call has an address in it. That the steps beside the tables leave the array alone, and that no
     table leads to an address in other ways than by an argument, is for the caller to know.
     """
+    return rebind_in(tables_of(step), array)
+
+
+def tables_of(step: Step) -> list[NativeRows]:
+    """The tables of the native calls of `step`."""
+    return [table for part in parts_of(step) if isinstance(part, NativeStep) for table in part.native_tables]
+
+
+def rebind_in(tables: Sequence[NativeRows], array: Array) -> TableRebind | None:
+    """What points calls in tables at another array in place of the packed `array`; None where none is about it."""
     first, behind = np.uint64(address_of(array)), np.uint64(address_of(array) + array.nbytes)
     places = []
-    for part in parts_of(step):
-        for table in part.native_tables if isinstance(part, NativeStep) else ():
-            inside = np.zeros(table.shape, bool)
-            arguments = table[:, _ARGUMENTS]
-            inside[:, _ARGUMENTS] = (arguments >= first) & (arguments < behind)
-            indices = np.flatnonzero(inside)
-            if len(indices):
-                numbers = table.reshape(-1)
-                places.append((numbers, indices, numbers[indices] - first))
+    for table in tables:
+        inside = np.zeros(table.shape, bool)
+        arguments = table[:, _ARGUMENTS]
+        inside[:, _ARGUMENTS] = (arguments >= first) & (arguments < behind)
+        indices = np.flatnonzero(inside)
+        if len(indices):
+            numbers = table.reshape(-1)
+            places.append((numbers, indices, numbers[indices] - first))
     return TableRebind(places) if places else None

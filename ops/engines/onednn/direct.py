@@ -263,7 +263,7 @@ def _assemble(
     kept = {number: array for number, array in arrays.items() if number != WEIGHTS}  # they are packed
     step = in_pieces(tables, (calls, kept), problem.label)
     moved_with = {SRC: arrays[SRC]} if layer.others else {SRC: arrays[SRC], DST: arrays[DST]}
-    moving = MovedArguments([step], moved_with)
+    moving = MovedArguments(step.native_tables, moved_with)
     return Assembled([step], moving, moving.numbers, sum(table.nbytes for table in tables))
 
 

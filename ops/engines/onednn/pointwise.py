@@ -36,6 +36,7 @@ from dagexec.ops.engines.onednn.problem import (
 )
 from dagexec.ops.families.activation.post_ops import PostOp as GivenPostOp
 from dagexec.ops.kernels.machine import AVX2, AVX512
+from dagexec.ops.kernels.moving import tables_of
 from dagexec.ops.kernels.post_ops import ADD_OTHER, PostOp
 from dagexec.platform.records import dataclass
 
@@ -115,7 +116,7 @@ def _assemble(
     step = product_step(x, panels, bias, y, other, problem.label, lanes, layer.post_ops)
     if step is None:
         raise UnsupportedFeatureError(f"{problem.label}: no machine code can be written here")
-    moving = MovedArguments([step], {SRC: arrays[SRC], WEIGHTS: panels})
+    moving = MovedArguments(tables_of(step), {SRC: arrays[SRC], WEIGHTS: panels})
     return Assembled([step], moving, moving.numbers)
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from dagexec.core.dtypes import TypeMeta
-from dagexec.core.operator import Step, in_sequence, nothing_to_do
+from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.engines.onednn.binding import Library
 from dagexec.ops.engines.onednn.bound import Rebindable
@@ -23,7 +23,7 @@ from dagexec.ops.engines.onednn.division import adds_up_alike, misreads
 from dagexec.ops.engines.onednn.operator import reorder
 from dagexec.ops.engines.onednn.packing import Making
 from dagexec.ops.engines.onednn.primitive import EXEC_ARG_MD, SCRATCHPAD_MD, PrimitiveDescriptor
-from dagexec.ops.kernels.moving import TableRebind, table_rebind
+from dagexec.ops.kernels.moving import NativeRows, TableRebind, rebind_in
 from dagexec.platform.records import dataclass
 
 DIRECT, WINOGRAD = "direct", "winograd"
@@ -355,20 +355,20 @@ class StillArguments:
 
 
 class MovedArguments(StillArguments):
-    """Arguments that the calls of steps have addresses in; others stay where they are.
+    """Arguments that calls in tables have addresses in; others stay where they are.
 
     Attributes:
         numbers: of those that a caller's arrays may take the place of: weights are packed.
     """
 
-    def __init__(self, steps: Sequence[Step], arrays: Mapping[int, Array]) -> None:
-        self._steps, self._arrays = in_sequence(steps), arrays
+    def __init__(self, tables: Sequence[NativeRows], arrays: Mapping[int, Array]) -> None:
+        self._tables, self._arrays = tables, arrays
         self._rebinds: dict[int, TableRebind | None] = {}
         self.numbers = frozenset(arrays) - {WEIGHTS}
 
     def move(self, number: int, array: Array) -> None:
         if number not in self._rebinds:
-            self._rebinds[number] = table_rebind(self._steps, self._arrays[number])
+            self._rebinds[number] = rebind_in(self._tables, self._arrays[number])
         rebind = self._rebinds[number]
         if rebind is not None:
             rebind(array)

@@ -162,7 +162,7 @@ def _assemble(
     kept = {number: array for number, array in arrays.items() if number != WEIGHTS}, panels, bias, strips, calls
     step = step_of_rows(rows, ends, kept, problem.label)
     moved = {SRC: arrays[SRC], WEIGHTS: panels} | ({} if layer.other else {DST: arrays[DST]})
-    moving = MovedArguments([step], moved)
+    moving = MovedArguments(step.native_tables, moved)
     return Assembled([step], moving, moving.numbers, rows.nbytes)
 
 

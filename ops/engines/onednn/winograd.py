@@ -21,16 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import chain
 
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32
-from dagexec.core.operator import Step
 from dagexec.ops.engines.onednn.binding import Library
 from dagexec.ops.engines.onednn.descriptors import DST, POST_OP, SRC_1, WEIGHTS, Array, Descriptor
 from dagexec.ops.engines.onednn.packing import Making
 from dagexec.ops.engines.onednn.panel_product import pack_panels
-from dagexec.ops.engines.onednn.pieces import side_by_side
 from dagexec.ops.engines.onednn.problem import (
     COMPOSED,
     Assembled,
@@ -43,7 +42,7 @@ from dagexec.ops.engines.onednn.problem import (
     in_plain_order,
 )
 from dagexec.ops.engines.onednn.winograd_products import Products
-from dagexec.ops.engines.onednn.winograd_tables import Tables
+from dagexec.ops.engines.onednn.winograd_tables import Tables, Working
 from dagexec.ops.engines.onednn.winograd_tiling import OUTPUTS, TAPS, Layer, Tiling
 from dagexec.ops.families.activation.post_ops import SUM, PostOp
 from dagexec.ops.families.conv.toom_cook import kronecker, minimal_filter
@@ -52,7 +51,7 @@ from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 from dagexec.ops.kernels.post_ops import PostOp as LaterPostOp
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
-from dagexec.ops.kernels.tables import in_pieces, shares
+from dagexec.ops.kernels.tables import in_phases, shares
 
 _COLD = 7e-10  # seconds: ten times what each byte takes where a core goes on to a piece with other working memory
 _TRANSFORMED = 2048  # filters of one channel that are transformed at once: they stay in a cache
@@ -131,25 +130,24 @@ def _assemble(
 ) -> Assembled:
     """The steps of a layer, pieces of blocks one after another."""
     weights = _weights(tiling, lanes, problem, arrays[WEIGHTS], pack)
-    computed, products_of = list[list[Step]](), list[Step]()
-    nbytes = 0
-    for piece in pieces:
-        v, z, *strips = in_one(memory, tiling.memory)
-        tables = Tables(tiling, arrays, v, z, strips)
-        products = Products(tiling, lanes, v, z, weights)
-        call = partial(in_pieces, keeps=(tables, products, weights, v, z, strips, dict(arrays)), label=problem.label)
-        multiplied: dict[int, Step] = {}
-        computed.append([])
-        for block in tiling.blocks[piece.start : piece.stop]:
-            rows = [block[part.start : part.stop] for part in shares(len(block), len(strips))]
-            read = call([tables.read(part, block.start, strip) for strip, part in enumerate(rows)])
-            write = call([tables.write(part, block.start, strip) for strip, part in enumerate(rows)])
-            if len(block) not in multiplied:
-                multiplied[len(block)] = call(products.tables(len(block)))
-                products_of.append(multiplied[len(block)])
-            computed[-1] += [read, multiplied[len(block)], write]
-        nbytes += tables.nbytes + products.nbytes
-    return Assembled(side_by_side(computed), MovedArguments(products_of, {WEIGHTS: weights}), frozenset(), nbytes)
+    memories = [Working(v, z, strips) for v, z, *strips in (in_one(memory, tiling.memory) for _ in pieces)]
+    tables = Tables(tiling, arrays, pieces, memories)
+    products = Products(tiling, lanes, weights)
+
+    def steps_of(block: int, working: Working) -> list[list[Array]]:
+        multiplied = products.calls(len(tiling.blocks[block]), working.v, working.z)
+        return [tables.read(block), multiplied, tables.write(block)]
+
+    phases: list[list[Array]] = []
+    for piece, working in zip(pieces, memories, strict=True):
+        of_blocks = [phase for block in piece for phase in steps_of(block, working)]
+        if tiling.cut > 1:  # all pieces of a phase are of one block
+            phases += of_blocks
+        else:
+            phases[:1] = [[*(phases[0] if phases else []), np.concatenate([*chain.from_iterable(of_blocks)])]]
+    step = in_phases(phases, (tables, products, weights, memories, dict(arrays)), problem.label)
+    nbytes = tables.nbytes + products.nbytes
+    return Assembled([step], MovedArguments(products.written, {WEIGHTS: weights}), frozenset(), nbytes)
 
 
 def _weights(tiling: Tiling, lanes: int, problem: Problem, filters: Array, pack: Pack) -> Array:
