@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from dagexec.errors import ClosedError, FeedError, OperatorError
 from dagexec.scheduler.nets import net as net_module
 from tests.held import PATIENCE, doubled_model, held_operators, rows
 from tests.nets import temporary_operator
+from tests.new_threads import new_threads
 from tests.ops.running import operator_def
 
 NET_TYPES = ["simple", "dag", "async_dag"]
@@ -125,12 +125,12 @@ def test_a_net_that_does_not_like_zeros_says_that_they_were_ours_and_leaves_no_t
         if not operator.x(0).any():
             raise ValueError("zeros")
 
-    before = threading.active_count()
+    started = new_threads()
     with temporary_operator("Picky", picky):
         with pytest.raises(OperatorError, match="zeros") as caught:
             dagexec.compile(doubled_model("Picky"), optimize=False, warm_start=True)
         assert "warmed up with zeros; warm_up(feeds)" in caught.value.__notes__[0]
-        assert threading.active_count() == before
+        assert started() == 0
         with dagexec.compile(doubled_model("Picky"), optimize=False) as executor:
             executor.warm_up({"x": rows(1)})
 

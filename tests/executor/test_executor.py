@@ -29,6 +29,7 @@ from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.workers.place import Place
 from tests.held import PATIENCE, Held, doubled_model, rows
 from tests.nets import temporary_operator
+from tests.new_threads import new_threads
 from tests.ops.running import operator_def
 
 NET_TYPES = ["simple", "dag", "async_dag"]
@@ -329,10 +330,10 @@ def test_executors_on_one_pool_leave_it_open_and_each_other_alone(net_type: str)
         return Executor(doubled_model(), CompileOptions(net_type=net_type, num_workers=9), place=Place("doubled", pool))
 
     with WorkerPool(2, name="shared") as pool:
-        before = threading.active_count()
+        started = new_threads()
         with executor() as first:
             with executor() as second:
-                assert (first.num_workers, threading.active_count()) == (2, before)
+                assert (first.num_workers, started()) == (2, 0)
                 for one in (first, second):
                     np.testing.assert_array_equal(one.run({"x": rows(3)}, timeout=PATIENCE)["y"], rows(6))
             np.testing.assert_array_equal(first.run({"x": rows(4)}, timeout=PATIENCE)["y"], rows(8))
@@ -345,13 +346,13 @@ def test_executors_on_one_pool_leave_it_open_and_each_other_alone(net_type: str)
 
 
 def test_closing_leaves_no_thread_and_gives_blas_its_threads_back() -> None:
-    before = threading.active_count()
+    started = new_threads()
     limits = _blas_threads()
     executor = dagexec.compile(doubled_model(), optimize=False, num_workers=2, replicas=2)
     assert set(_blas_threads()) == {1}
     executor.run({"x": rows(1)})
     executor.close()
-    assert threading.active_count() == before
+    assert started() == 0
     assert _blas_threads() == limits
 
 

@@ -21,21 +21,22 @@ from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, DagexecError, OperatorError, RunTimeoutError, SettingError
 from tests.held import PATIENCE, Held, doubled_model, rows
 from tests.nets import temporary_operator
+from tests.new_threads import new_threads
 
 
 def test_executors_of_one_pool_have_its_workers_and_no_others() -> None:
-    before = threading.active_count()
+    started = new_threads()
     with dagexec.Pool(workers=2) as pool:
         executors = [dagexec.compile(doubled_model(), pool=pool, optimize=False) for _ in range(20)]
         assert pool.models == ["doubled"] * 20
         for number, executor in enumerate(executors):
             assert executor.num_workers == pool.workers == 2
             np.testing.assert_array_equal(executor.run({"x": rows(number)}, timeout=PATIENCE)["y"], rows(2 * number))
-        assert threading.active_count() == before + 2
+        assert started() == 2
         for executor in executors:
             executor.close()
         assert pool.models == []
-    assert threading.active_count() == before
+    assert started() == 0
 
 
 def test_to_close_one_model_does_not_disturb_another(held: Held) -> None:

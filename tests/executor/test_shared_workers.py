@@ -19,6 +19,7 @@ from dagexec.platform.threads import SystemThreads
 from dagexec.scheduler.workers.place import SharedWorkers
 from dagexec.tracing import Trace
 from tests.held import PATIENCE, Held, doubled_model, rows
+from tests.new_threads import new_threads
 
 CORES = 4
 
@@ -36,11 +37,7 @@ def compiled(**options: object) -> Executor:
 
 
 def test_threads_come_with_work_up_to_the_cores_and_end_with_the_last() -> None:
-    before = set(threading.enumerate())  # those of other tests may end meanwhile
-
-    def count() -> int:
-        return len(set(threading.enumerate()) - before)
-
+    count = new_threads()
     executors, counts = [], []
     for number in range(2 * CORES):
         executors.append(compiled(net_type="simple"))
@@ -73,11 +70,11 @@ def test_a_run_ends_with_an_error_where_the_system_starts_no_thread(monkeypatch:
 
 
 def test_executors_that_were_dropped_leave_no_thread() -> None:
-    before = threading.active_count()
+    started = new_threads()
     for _ in range(3):
         compiled().run({"x": rows(1)})
     gc.collect()
-    assert any(threading.active_count() == before for _ in range(1_000_000))
+    assert any(started() == 0 for _ in range(1_000_000))
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"pool": "own"}], ids=str)

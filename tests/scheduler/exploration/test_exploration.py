@@ -24,6 +24,7 @@ from dagexec.scheduler.exploration import (
 from dagexec.scheduler.exploration.events import Event
 from dagexec.scheduler.exploration.strategies import Candidate
 from dagexec.scheduler.run.pool import WorkerPool
+from tests.new_threads import new_threads
 
 
 def lost_update() -> int:
@@ -187,7 +188,7 @@ def test_the_search_stops_at_its_limit() -> None:
 
 
 def test_threads_that_are_left_are_unwound_and_named() -> None:
-    before = threading.active_count()
+    started = new_threads()
 
     def scenario() -> None:
         gate = new_gate()
@@ -196,11 +197,11 @@ def test_threads_that_are_left_are_unwound_and_named() -> None:
     schedule = explore(scenario, 1)
     assert schedule.failure is None
     assert schedule.left == ("forgotten",)
-    assert threading.active_count() == before
+    assert started() == 0
 
 
 def test_what_a_thread_does_not_catch_ends_the_schedule() -> None:
-    before = threading.active_count()
+    started = new_threads()
 
     def fail() -> None:
         raise ValueError("on purpose")
@@ -211,7 +212,7 @@ def test_what_a_thread_does_not_catch_ends_the_schedule() -> None:
 
     schedule = explore(scenario, 1)
     assert str(schedule.failure) == "on purpose"
-    assert threading.active_count() == before
+    assert started() == 0
     with pytest.raises(ValueError, match="on purpose"):
         schedule.raise_failure()
 

@@ -19,6 +19,7 @@ from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.nets.simple import SimpleNet
 from dagexec.scheduler.observe.trace import Trace
 from tests.nets import net_of, noop_nets, parents_from_edges, temporary_operator
+from tests.new_threads import new_threads
 from tests.ops.running import operator_def
 
 PATIENCE = 30  # seconds a test waits for another thread before it fails
@@ -285,12 +286,12 @@ def test_a_second_caller_waits_until_the_first_run_is_over(kind: str) -> None:
 
 
 def test_a_closed_net_says_so_and_leaves_no_thread(kind: str) -> None:
-    before = threading.active_count()
+    started = new_threads()
     net = make_net(kind, net_of(DIAMOND))
     net.run()
     net.close()
     net.close()
-    assert threading.active_count() == before
+    assert started() == 0
     with pytest.raises(ClosedError, match="'net' is closed"):
         net.run()
 

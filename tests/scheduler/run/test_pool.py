@@ -12,6 +12,7 @@ from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run, task
 from dagexec.scheduler.run.work import chain_work
 from tests.nets import net_of, parents_from_edges
+from tests.new_threads import new_threads
 
 PATIENCE = 30
 
@@ -139,25 +140,25 @@ def test_a_worker_survives_an_owner_that_raises(caplog: pytest.LogCaptureFixture
 
 
 def test_a_closed_pool_has_no_threads_and_takes_no_runs() -> None:
-    before = threading.active_count()
+    started = new_threads()
     pool = WorkerPool(3)
-    assert threading.active_count() == before + 3
+    assert started() == 3
     pool.close()
     pool.close()
-    assert threading.active_count() == before
+    assert started() == 0
     with pytest.raises(ClosedError, match="'work'"):
         pool.submit(task("work", lambda: None))
 
 
 def test_threads_that_come_later_are_as_many_as_have_something_to_do() -> None:
-    before = threading.active_count()
+    started = new_threads()
     meeting = threading.Barrier(2)
     with WorkerPool(4, at_once=False) as pool:
-        assert (threading.active_count(), pool.statistics().idle) == (before, 4)
+        assert (started(), pool.statistics().idle) == (0, 4)
         pool.submit(task("work", lambda: meeting.wait(PATIENCE)))
         meeting.wait(PATIENCE)
-        assert threading.active_count() == before + 1
-    assert threading.active_count() == before
+        assert started() == 1
+    assert started() == 0
     with pytest.raises(ClosedError):
         pool.submit(task("work", lambda: None))
 

@@ -22,6 +22,7 @@ from dagexec.scheduler.run.run import Run, task
 from dagexec.scheduler.run.work import ChainSteps, Work, chain_work
 from tests.interrupts import InterruptedAtPoints
 from tests.nets import net_of, temporary_operator
+from tests.new_threads import new_threads
 from tests.scheduler.run.test_pool import PATIENCE, run_of
 
 DIAMOND = [[], [0], [0], [1, 2]]
@@ -77,7 +78,7 @@ def runs_well(pool: WorkerPool) -> bool:
 )
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_dead_worker_is_replaced_and_its_run_ends_with_an_error(when: str, workers: int) -> None:
-    before = threading.active_count()
+    started = new_threads()
     with WorkerPool(workers, name="mine") as pool:
         for count in (1, 2):
             done = threading.Event()
@@ -91,7 +92,7 @@ def test_a_dead_worker_is_replaced_and_its_run_ends_with_an_error(when: str, wor
             assert runs_well(pool)
             assert pool.statistics().replaced == count
         assert len([thread for thread in pool._crew.threads if thread.is_alive()]) <= workers + 1
-    assert threading.active_count() == before
+    assert started() == 0
 
 
 @pytest.mark.parametrize(
