@@ -47,7 +47,7 @@ from dagexec.ops.engines.onednn.finishing import finishing_step
 from dagexec.ops.engines.onednn.keeping_nan import is_seen, keeping_nan_in_place
 from dagexec.ops.engines.onednn.pieces import Part
 from dagexec.ops.engines.onednn.post_ops import append_post_ops, drops_nan
-from dagexec.ops.engines.onednn.problem import DIRECT, WINOGRAD, Problem
+from dagexec.ops.engines.onednn.problem import DIRECT, WINOGRAD
 from dagexec.ops.engines.onednn.winograd import candidates, finish
 from dagexec.ops.engines.onednn.winograd_tiling import TAPS, Layer
 from dagexec.ops.families.activation.post_ops import SUM, PostOp, read_post_ops
@@ -88,9 +88,9 @@ class ForwardConvolution(ConvolutionFamily):
         # copy does that beforehand, ten times as slowly. Other algorithms offer less for training.
         kinds = {DIRECT: FORWARD_INFERENCE, WINOGRAD: FORWARD_INFERENCE if self.is_constant(1) else FORWARD_TRAINING}
 
-        def computation(part: Part, image: Array = x, window: Sequence[Axis] = axes) -> Computation:
-            attributes, inner, result = self.attributes(), part.axes(window), part.result(y)
-            source = part.source(image, window)
+        def computation(part: Part) -> Computation:
+            attributes, inner, result = self.attributes(), part.axes(axes), part.result(y)
+            source = part.source(x, axes)
             given = {number: part.operand(operand, y) for number, operand in operands.items()}
             appended = append_post_ops(attributes, self.onednn, post_ops, given, (y.ndim, order), self.label)
 
@@ -115,7 +115,7 @@ class ForwardConvolution(ConvolutionFamily):
                 rows=rows,
                 block=block,
             )  # fmt: skip
-            if not rows or len(axes) == 1 or padding_of("convolution_forward", inner[-1]) < MISREAD:
+            if not rows or padding_of("convolution_forward", inner[-1]) < MISREAD:
                 return whole
             edged = edges.with_edges(inner)
             shape = (*source.shape[:-2], edged[-1].size, source.shape[-1])
@@ -126,16 +126,6 @@ class ForwardConvolution(ConvolutionFamily):
             offered = partial(edges.candidates, asked, inner[-1].head, inner[-1].size, pixel)
             return replace(whole, composed=all_of(whole.composed, offered))
 
-        def edged_problem(image: Array, part: Part) -> Problem:
-            return self.asked_of_library(computation(part, image, edges.with_edges(axes)))
-
-        def with_strips(part: Part) -> Computation:
-            whole = computation(part)
-            if not rows or part.rows is not None or not edges.is_for_strips(axes):
-                return whole
-            offered = partial(edges.strips, edged_problem, whole.images[SRC][0].shape, axes[0])
-            return replace(whole, composed=all_of(whole.composed, offered))
-
         places = enumerate(post_ops)
         further = {POST_OP * (place + 1) | SRC_1: one.input for place, one in places if one.input in operands}
 
@@ -144,7 +134,7 @@ class ForwardConvolution(ConvolutionFamily):
             found |= {number: part.parameter(array) for number, array in parameters.items()}
             return found | {number: part.operand(operands[index], y) for number, index in further.items()}
 
-        assembled = self.convolution(with_strips, arrays_of)
+        assembled = self.convolution(computation, arrays_of)
         inputs |= further
         operands_later = {one.input: self.x(one.input) for one in later if one.input >= 0}
         step = in_sequence([*before, *assembled.steps, finishing_step(self, later, y, operands_later)])

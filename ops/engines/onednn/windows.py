@@ -3,7 +3,7 @@
 What the windows of a row of the result read of a row of the image lies one behind another, and that of neighbors
 overlaps: a matrix whose rows are a stride of pixels apart, so that a product reads windows where they are. A window is
 some segments (`panel_kernels`): a row of taps each, or a tap where they lie apart. Where there is padding, rows of the
-image are copied between zeros before, some at a time, which stay in the second cache.
+image are copied between zeros before, some at a time, which stay in the second cache; long rows in parts.
 
 Kernels know neither height nor width: an image of another size is other numbers in a table of calls. An element of the
 result is one chain of products and sums in the order of taps and channels; its bytes depend on no other.
@@ -12,6 +12,7 @@ result is one chain of products and sums in the order of taps and channels; its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -50,6 +51,9 @@ _PRODUCTS, _STREAM = 7e10, 2.5e10
 
 _PART = 2
 """The part of the second cache, one in so many, for rows of the image."""
+
+_LEAST_COLUMNS = 64
+"""Of a part of long rows."""
 
 _FLOAT = 4  # bytes
 
@@ -130,8 +134,24 @@ class Layer:
     @property
     def chunk(self) -> int:
         """Rows of the result, of those that are read for which the cache has room."""
-        room = core_cache() // _PART // self.line - self.rows.extent
-        return max(1, min(self.rows.out, room // self.rows.stride + 1))
+        return max(1, min(self.rows.out, (_room() // self.line - self.rows.extent) // self.rows.stride + 1))
+
+    def parts(self) -> list[tuple[int, Layer]]:
+        """Parts of all rows, with the column of the result where each begins.
+
+        Of a part the cache has room for the rows that one row of the result reads; a single row is cut for pieces, too.
+        """
+        axis = self.columns
+        count = -(-self.line * self.rows.extent // _room())
+        if self.rows.out == 1:
+            count = max(count, pieces_of(self.seconds / self.batch, MOST_OF_ONE))
+        found = even_shares(axis.out, min(count, -(-axis.out // _LEAST_COLUMNS)))
+        return [(part.start, replace(self, columns=axis.part(part.start, part.stop))) for part in found]
+
+
+def _room() -> int:
+    """Bytes of rows that stay in the second cache."""
+    return core_cache() // _PART
 
 
 def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
@@ -153,17 +173,36 @@ def _assemble(
 ) -> Assembled:
     panels = _panels(layer, lanes, problem, arrays[WEIGHTS], pack)
     bias = arrays[BIAS] if layer.has_bias else np.zeros(layer.filters, np.float32)
-    calls = _Calls(layer, lanes, {**arrays, WEIGHTS: panels, BIAS: bias})
-    shares = calls.shares()
-    strips = in_one(memory, [calls.strip(rows) for _, rows in shares])
-    tables = calls.tables(shares, [address_of(strip) for strip in strips])
+    parts = [_Calls(part, column, lanes, {**arrays, WEIGHTS: panels, BIAS: bias}) for column, part in layer.parts()]
+    shares = _shares(layer, parts)
+    strips = in_one(memory, [max(one.strip(rows) for one, rows in work) for _, work in shares])
+    tables = list[list[Array]]()
+    for (columns, work), strip in zip(shares, strips, strict=True):
+        tables.append([calls for one, rows in work for calls in one.table(columns, rows, address_of(strip))])
     rows = native_rows(np.concatenate([calls for table in tables for calls in table]))
     ends = np.cumsum([sum(map(len, table)) for table in tables]).tolist()
-    kept = {number: array for number, array in arrays.items() if number != WEIGHTS}, panels, bias, strips, calls
+    kept = {number: array for number, array in arrays.items() if number != WEIGHTS}, panels, bias, strips, parts
     step = step_of_rows(rows, ends, kept, problem.label)
     moved = {SRC: arrays[SRC], WEIGHTS: panels} | ({} if layer.other else {DST: arrays[DST]})
     moving = MovedArguments(step.native_tables, moved)
     return Assembled([step], moving, moving.numbers, rows.nbytes)
+
+
+def _shares(layer: Layer, parts: Sequence[_Calls]) -> list[tuple[range, list[tuple[_Calls, range]]]]:
+    """The filters of each piece, and of each part of rows those which it computes, of all images together."""
+    rows, panels = layer.batch * layer.rows.out, parts[0].panels
+    pieces = pieces_of(layer.seconds, MOST_OF_ONE * layer.batch)
+    if -(-panels // pieces) * rows * len(parts) <= -(-rows * len(parts) // pieces) * panels:
+        width, whole = parts[0].width, [(one, range(rows)) for one in parts]
+        return [(range(one.start * width, one.stop * width), whole) for one in even_shares(panels, pieces)]
+    found = []
+    for share in even_shares(rows * len(parts), pieces):
+        places = [(one, share.start - number * rows, share.stop - number * rows) for number, one in enumerate(parts)]
+        work = [
+            (one, range(max(first, 0), min(last, rows))) for one, first, last in places if first < rows and last > 0
+        ]
+        found.append((range(layer.filters), work))
+    return found
 
 
 def _panels(layer: Layer, lanes: int, problem: Problem, filters: Array, pack: Pack) -> Array:
@@ -186,66 +225,46 @@ def _panels(layer: Layer, lanes: int, problem: Problem, filters: Array, pack: Pa
     return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, making)[0]
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Rows of the result that are computed one after another, and the address of the strip that they read."""
-
-    rows: range
-    strip: int
-
-
 class _Calls:
-    """Writes tables of calls, [calls, 5]; it holds the fields that they point at."""
+    """Writes tables of calls, [calls, 5], for a part of the rows of a result; it holds the fields that they point at.
 
-    def __init__(self, layer: Layer, lanes: int, arrays: Mapping[int, Array]) -> None:
-        self._layer, self._width = layer, lanes * VECTORS[lanes]
+    Attributes:
+        width: columns of a panel.
+        panels: their number.
+    """
+
+    def __init__(self, layer: Layer, column: int, lanes: int, arrays: Mapping[int, Array]) -> None:
+        """`layer`: that of the part, which begins at a column of the result in `arrays`."""
+        self._layer, self.width = layer, lanes * VECTORS[lanes]
         self._x, self._weights, self._y = (address_of(arrays[number]) for number in (SRC, WEIGHTS, DST))
-        step, columns = layer.columns.stride * layer.pixel, layer.columns.out
-        rows = Rows(columns, step, _FLOAT * layer.filters, layer.inner, layer.segment, layer.skipped)
+        self._line = arrays[DST].nbytes // (layer.batch * layer.rows.out)
+        pixel, step = _FLOAT * layer.filters, layer.columns.stride * layer.pixel
+        rows = Rows(layer.columns.out, step, pixel, layer.inner, layer.segment, layer.skipped)
         bias = address_of(arrays[BIAS])
         addend = address_of(arrays[layer.other]) - self._y if layer.other else None
+        self._y += column * pixel
         self._panels = panels_of_rows(rows, layer.filters, lanes, bias, addend=addend, post_ops=layer.post_ops)
-
-    def shares(self) -> list[tuple[range, range]]:
-        """The columns, and the rows of all images together, of each piece."""
-        layer = self._layer
-        panels, rows = sum(len(one.columns) for one in self._panels), layer.batch * layer.rows.out
-        pieces = pieces_of(layer.seconds, MOST_OF_ONE * layer.batch)
-        if -(-panels // pieces) * rows <= -(-rows // pieces) * panels:
-            parts = even_shares(panels, pieces)
-            return [(range(part.start * self._width, part.stop * self._width), range(rows)) for part in parts]
-        return [(range(layer.filters), part) for part in even_shares(rows, pieces)]
+        self.panels = sum(len(one.columns) for one in self._panels)
 
     def strip(self, rows: range) -> int:
-        """Bytes of the memory for what a piece of so many rows copies."""
+        """Bytes of the memory for what so many rows copy."""
         layer = self._layer
         return layer.line * layer.read(min(layer.chunk, len(rows))) if layer.is_padded else 0
 
-    def tables(self, shares: Sequence[tuple[range, range]], strips: Sequence[int]) -> list[list[Array]]:
-        """The calls of each piece, in parts: those of its rows in its columns, by a strip at its address."""
-        pieces = [(rows, strip) for (_, rows), strip in zip(shares, strips, strict=True)]
-        if all(rows == shares[0][1] for _, rows in shares):
-            alone = [self._tables(columns, [piece]) for (columns, _), piece in zip(shares, pieces, strict=True)]
-            return [table for [table] in alone]
-        return self._tables(shares[0][0], pieces)
-
-    def _tables(self, columns: range, pieces: Sequence[tuple[range, int]]) -> list[list[Array]]:
-        """The calls of pieces that are some rows each, one behind another, with their strips."""
+    def table(self, columns: range, rows: range, strip: int) -> Iterator[Array]:
+        """The calls that compute these rows in these columns, by a strip at that address."""
         layer = self._layer
-        chunks = [_Chunk(rows, strip) for piece, strip in pieces for rows in self._chunks(piece)]
-        first = chunks[0].rows.start
-        products = [
-            self._products(one, chunks) for panels in self._panels if len((one := panels.within(columns)).columns)
-        ]
-        copies = iter(self._copies(chunks)) if layer.is_padded else None
-        tables: list[list[Array]] = []
-        for piece, strip in pieces:
-            parts = [] if copies is None else [self._margins(strip, layer.read(min(layer.chunk, len(piece))))]
-            for rows in self._chunks(piece):
-                parts += [] if copies is None else [next(copies)]
-                parts += [one[:, rows.start - first : rows.stop - first].reshape(-1, 5) for one in products]
-            tables.append(parts)
-        return tables
+        chunks = list(self._chunks(rows))
+        panels = [one for every in self._panels if len((one := every.within(columns)).columns)]
+        products = [self._products(one, chunks, strip) for one in panels]
+        copies = iter(self._copies(chunks, strip)) if layer.is_padded else None
+        if copies is not None:
+            yield self._margins(strip, layer.read(min(layer.chunk, len(rows))))
+        for chunk in chunks:
+            if copies is not None:
+                yield next(copies)
+            for calls in products:
+                yield calls[:, chunk.start - rows.start : chunk.stop - rows.start].reshape(-1, 5)
 
     def _chunks(self, rows: range) -> Iterator[range]:
         """These rows in parts of one image each, for which strips have room."""
@@ -256,15 +275,25 @@ class _Calls:
             start = stop
 
     @property
+    def _before(self) -> int:
+        """Pixels of padding before a row."""
+        return max(self._layer.columns.head, 0)
+
+    @property
+    def _first(self) -> int:
+        """The first pixel of a row that windows read."""
+        return max(-self._layer.columns.head, 0)
+
+    @property
     def _copied(self) -> int:
-        """Pixels of a row of the image that windows read."""
+        """Pixels of a row that windows read."""
         columns = self._layer.columns
-        return max(0, min(columns.size, columns.covered - columns.head))
+        return max(0, min(columns.size - self._first, columns.covered - self._before))
 
     def _margins(self, strip: int, rows: int) -> Array:
         """What sets the zeros beside so many rows: those behind a row and before the next lie together."""
         layer = self._layer
-        before = layer.columns.head * layer.pixel
+        before = self._before * layer.pixel
         behind = layer.line - before - self._copied * layer.pixel
         calls = np.zeros((rows + 1, 5), np.int64)
         calls[:, 0] = c_function("memset")
@@ -273,40 +302,39 @@ class _Calls:
         calls[0, 1::2], calls[-1, 3] = (strip, before), behind
         return calls
 
-    def _copies(self, chunks: Sequence[_Chunk]) -> list[Array]:
+    def _copies(self, chunks: Sequence[range], strip: int) -> list[Array]:
         """What copies the rows of the image that each chunk reads; zeros for those outside."""
         layer, axis = self._layer, self._layer.rows
-        counts = [layer.read(len(chunk.rows)) for chunk in chunks]
+        counts = [layer.read(len(chunk)) for chunk in chunks]
         ends = np.cumsum(counts)
         places = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-        image, start = np.divmod([chunk.rows.start for chunk in chunks], axis.out)
+        image, start = np.divmod([chunk.start for chunk in chunks], axis.out)
         read = np.repeat(start * axis.stride - axis.head, counts) + places
         is_inside = (read >= 0) & (read < axis.size)
-        line = layer.columns.size * layer.pixel
+        row = np.repeat(image * axis.size, counts) + read
         calls = np.zeros((len(places), 5), np.int64)
         calls[:, 0] = np.where(is_inside, c_function("memcpy"), c_function("memset"))
-        calls[:, 1] = np.repeat([chunk.strip for chunk in chunks], counts) + layer.line * places
-        calls[:, 1] += layer.columns.head * layer.pixel
-        calls[:, 2] = np.where(is_inside, self._x + (np.repeat(image * axis.size, counts) + read) * line, 0)
+        calls[:, 1] = strip + layer.line * places + self._before * layer.pixel
+        source = self._x + (row * layer.columns.size + self._first) * layer.pixel
+        calls[:, 2] = np.where(is_inside, source, 0)
         calls[:, 3] = self._copied * layer.pixel
         return np.split(calls, ends[:-1])
 
-    def _products(self, panels: Panels, chunks: Sequence[_Chunk]) -> Array:
+    def _products(self, panels: Panels, chunks: Sequence[range], strip: int) -> Array:
         """The calls of all rows in these panels, [panels, rows, calls, 5]."""
         layer, axis = self._layer, self._layer.rows
-        pixel, row = _FLOAT * layer.filters, np.arange(chunks[0].rows.start, chunks[-1].rows.stop)
+        row = np.arange(chunks[0].start, chunks[-1].stop)
         if layer.is_padded:
-            counts = [len(chunk.rows) for chunk in chunks]
-            starts = [chunk.strip - chunk.rows.start * axis.stride * layer.line for chunk in chunks]
-            read = np.repeat(starts, counts) + row * (axis.stride * layer.line)
+            read = np.concatenate([np.arange(len(chunk)) for chunk in chunks]) * (axis.stride * layer.line) + strip
         else:
             image, place = np.divmod(row, axis.out)
-            read = self._x + (image * axis.size + place * axis.stride - axis.head) * layer.line
+            read = (image * axis.size + place * axis.stride - axis.head) * layer.line
+            read += self._x + self._first * layer.pixel
         calls = np.empty((len(panels.columns), len(row), len(panels.rows), 5), np.int64)
         calls[..., 0] = panels.kernels
         calls[..., 1] = read[:, None] + panels.rows * (layer.columns.stride * layer.pixel)
         calls[..., 2] = (self._weights + _FLOAT * layer.inner * panels.columns)[:, None, None]
-        calls[..., 3] = self._y + (row * (layer.columns.out * pixel))[:, None] + panels.rows * pixel
+        calls[..., 3] = self._y + (row * self._line)[:, None] + panels.rows * (_FLOAT * layer.filters)
         calls[..., 3] += (_FLOAT * panels.columns)[:, None, None]
         calls[..., 4] = panels.addresses[:, None]
         return calls

@@ -75,9 +75,12 @@ def test_channels(channels: int, filters: int) -> None:
         assert error(run(layer), layer.exact()) < 2e-6
 
 
-def test_rows_are_copied_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", [64, 5])
+def test_rows_are_copied_some_at_a_time(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And parts of them where they are long."""
     whole = [run(replace(LAYER, geometry=one)).tobytes() for one in GEOMETRIES.values()]
     monkeypatch.setattr(windows, "core_cache", lambda: 1 << 12)
+    monkeypatch.setattr(windows, "_LEAST_COLUMNS", columns)
     assert [run(replace(LAYER, geometry=one)).tobytes() for one in GEOMETRIES.values()] == whole
 
 
