@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -93,6 +93,20 @@ class Stepping:
     model: Model
     layers: Sequence[Layer]
     growing: Mapping[str, tuple[int, int]]
+
+    def computes_as(self, other: Stepping) -> bool:
+        """Whether it is the same net, found for inputs of other sizes, such as an encoder's results."""
+        own, others = self.model.parameters, other.model.parameters
+        return (
+            (self.layers, self.growing) == (other.layers, other.growing)
+            and list(map(_description, self.model.program.op)) == list(map(_description, other.model.program.op))
+            and own.keys() == others.keys()
+            and all(array is others[name] or np.array_equal(array, others[name]) for name, array in own.items())
+        )
+
+
+def _description(node: Node) -> Hashable:
+    return node.type, tuple(node.input), tuple(node.output), node.values, node.engine, node.name, node.device
 
 
 def stepping_net(

@@ -12,7 +12,7 @@ import pytest
 import dagexec
 from dagexec.core.operator import Operator
 from dagexec.executor.executor import Executor
-from tests.executor.decoders import WORDS, decoder
+from tests.executor.decoders import WIDTH, WORDS, Peer, decoder
 from tests.executor.test_sessions import recurrent
 
 Array = npt.NDArray[Any]
@@ -68,6 +68,20 @@ def test_so_it_is_where_a_mask_grows(bound: list[str]) -> None:
         bound.clear()
         text_of(executor, 5)
         assert "CachedAttention" not in bound, "inference may compute some shapes"
+
+
+def test_other_sizes_of_what_does_not_grow_share_its_net() -> None:
+    model = decoder(context=True)
+    with dagexec.compile(model, num_workers=1) as executor:
+        for count in (3, 1, 5):
+            context = np.random.default_rng(count).standard_normal((1, count, WIDTH)).astype(np.float32)
+            peer = Peer(model, 1)
+            with executor.session() as session:
+                for number in range(4):
+                    feeds = {"ids": np.array([[number]]), "context": context}
+                    np.testing.assert_allclose(session.run(feeds)["scores"], peer.run(feeds)["scores"], rtol=1e-4)
+        assert len(executor._beside.members) == 1
+        assert executor.statistics().completed == 12
 
 
 def test_other_models_and_those_that_are_not_rewritten_are_not_prepared(bound: list[str]) -> None:

@@ -72,7 +72,7 @@ class StepNets:
             if net is None:
                 try:
                     stepping = stepping_net(self._model, states, types, growing, length)
-                    net = StepNet(stepping, self._built(stepping, types))
+                    net = StepNet(stepping, self._executor(stepping, types))
                 except (NotSteppingError, DagexecError) as reason:
                     logger.info("net %r: caches are copied at every step: %s", self._model.name, str(reason))
                     _keep(self._refused, key, None, _MOST_REFUSED)
@@ -81,6 +81,11 @@ class StepNets:
             _keep(self._nets, key, net, _MOST)
             self._retire_unused()
             return net
+
+    def _executor(self, net: Stepping, types: Mapping[str, TensorType]) -> ModelRunner:
+        """That of the same net for inputs of other sizes, for which it is prepared anew; or a new one."""
+        alike = (one.executor for one in self._nets.values() if not self._joins and one.net.computes_as(net))
+        return next(alike, None) or self._built(net, types)
 
     def _built(self, net: Stepping, types: Mapping[str, TensorType]) -> ModelRunner:
         if self._joins:
@@ -91,9 +96,11 @@ class StepNets:
         return self._build(net.model, False)
 
     def _retire_unused(self) -> None:
-        unused = [(reference, executor) for reference, executor in self._executors if reference() is None]
-        self._executors = [one for one in self._executors if one not in unused]
-        for _, executor in unused:
+        used = [(reference, executor) for reference, executor in self._executors if reference() is not None]
+        kept = {id(executor) for _, executor in used}
+        unused = {id(executor): executor for _, executor in self._executors if id(executor) not in kept}
+        self._executors = used
+        for executor in unused.values():
             self._retire(executor)
 
 
