@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-PARTS = 32
+PARTS = 64
 QUICK_PARTS, MANY = 4, 4
 ROOT = Path(__file__).parent.parent
 _LEFT_OUT = "left out"  # key of what a worker of xdist sends

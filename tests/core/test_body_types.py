@@ -80,6 +80,7 @@ def test_what_a_constant_does_not_count_is_unknown() -> None:
 
 
 def test_bodies_that_do_not_fit_are_left_to_the_one_who_builds_them() -> None:
-    wrong = op("If", ["yes"], ["y"], then_net=body([], ["a"], ["a"]), else_net=body([], [], []))
-    types = {"yes": TensorType((), FLOAT32)}
+    nets = {"then_net": body([], ["a"], ["a"]), "else_net": body([], [], [])}
+    wrong = op("If", ["yes", "x"], ["y"], captured=["x"], **nets)
+    types = {"yes": TensorType((), FLOAT32), "x": TensorType((), FLOAT32)}
     assert infer_net(build_graph(NetDef(name="n", op=[wrong])), types).blobs["y"] is None
