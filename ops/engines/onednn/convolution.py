@@ -175,7 +175,7 @@ class ForwardConvolution(ConvolutionFamily):
     def kept(self, prepared: Prepared) -> Prepared:
         """As in the base, or in place."""
         summand = self._summand
-        if summand is None:
+        if summand is None or self.keeps_nan_itself:
             return super().kept(prepared)
         return keeping_nan_in_place(self, prepared, self.onednn.machine, summand)
 

@@ -100,7 +100,17 @@ SumsOf = Callable[[Part, Mapping[int, Array]], Computation]
 class ConvolutionFamily(OneDNNOperator):
     """What all convolutions by oneDNN share: the choice of an implementation and the steps around it."""
 
-    _followed_way: _Way | None = None  # which it keeps for others
+    _followed_way: _Way | None = None  # by which it was prepared last, and which it keeps for others
+
+    @property
+    def keeps_nan_itself(self) -> bool:
+        """True where all that was prepared last keeps it."""
+        way = self._followed_way
+        return way is not None and all(by.keeps_nan for _, _, by in way.parts)
+
+    def kept(self, prepared: Prepared) -> Prepared:
+        """As in the base; kernels that keep NaN are as they are."""
+        return prepared if self.keeps_nan_itself else super().kept(prepared)
 
     def require_wide_sums(self) -> None:
         """Raise UnsupportedFeatureError when float16 is to be rounded at every operation, which oneDNN does not do."""
@@ -154,6 +164,7 @@ class ConvolutionFamily(OneDNNOperator):
         pieces of its own. Of an operator that is not batch-invariant, parts of the batch are computed. What is found
         out for the first operator of a form is so for others, whose arrays `arrays_of` gives.
         """
+        self._followed_way = None
         repeats = arrays_of is not None and not self.asks and seconds_left() == 0
         key = recipe_key(self, tensors_of(self)) if repeats else None
         way = None if key is None else _ways.get(key)

@@ -241,7 +241,8 @@ def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
         if lanes <= machine.lanes and layer.fits(lanes):
             isa = "avx512" if machine.lanes == AVX512 else "avx2"
             name = f"{COMPOSED}direct, vectors of {lanes}:{isa}"
-            yield Candidate(name, None, partial(_assemble, layer, lanes), layer.seconds, is_in_pieces=True)
+            assembled = partial(_assemble, layer, lanes)
+            yield Candidate(name, None, assembled, layer.seconds, is_in_pieces=True, keeps_nan=True)
             return
 
 

@@ -102,7 +102,8 @@ def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
             isa = "avx512" if machine.lanes == AVX512 else "avx2"
             name = f"{COMPOSED}panels, vectors of {lanes}:{isa}"
             seconds = layer.seconds * slowdown(layer.filters, lanes, machine.lanes)
-            yield Candidate(name, None, partial(_assemble, layer, lanes), seconds, is_in_pieces=True)
+            assembled = partial(_assemble, layer, lanes)
+            yield Candidate(name, None, assembled, seconds, is_in_pieces=True, keeps_nan=True)
             return
 
 

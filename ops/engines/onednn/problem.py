@@ -215,6 +215,7 @@ class Candidate:
         assemble: how its steps are made, where the primitive is only a part of them.
         seconds: the estimate for one run on one core, where `implementation` has none for it.
         is_in_pieces: its steps are pieces of all images, whose bytes do not depend on other images.
+        keeps_nan: what is no number stays none where it is read, and nowhere else.
         products: by how many times its products are more than those of the problem, where they are not those.
     """
 
@@ -224,6 +225,7 @@ class Candidate:
     seconds: float | None = None
     products: int = 0
     is_in_pieces: bool = False
+    keeps_nan: bool = False
 
     @property
     def likely(self) -> Candidate:

@@ -164,7 +164,8 @@ def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
             isa = "avx512" if machine.lanes == AVX512 else "avx2"
             name = f"{COMPOSED}windows, vectors of {lanes}:{isa}"
             seconds = layer.seconds * slowdown(layer.filters, lanes, machine.lanes)
-            yield Candidate(name, None, partial(_assemble, layer, lanes), seconds, is_in_pieces=True)
+            assembled = partial(_assemble, layer, lanes)
+            yield Candidate(name, None, assembled, seconds, is_in_pieces=True, keeps_nan=True)
             return
 
 
@@ -174,33 +175,40 @@ def _assemble(
     panels = _panels(layer, lanes, problem, arrays[WEIGHTS], pack)
     bias = arrays[BIAS] if layer.has_bias else np.zeros(layer.filters, np.float32)
     parts = [_Calls(part, column, lanes, {**arrays, WEIGHTS: panels, BIAS: bias}) for column, part in layer.parts()]
-    shares = _shares(layer, parts)
-    strips = in_one(memory, [max(one.strip(rows) for one, rows in work) for _, work in shares])
-    tables = list[list[Array]]()
-    for (columns, work), strip in zip(shares, strips, strict=True):
-        tables.append([calls for one, rows in work for calls in one.table(columns, rows, address_of(strip))])
-    rows = native_rows(np.concatenate([calls for table in tables for calls in table]))
-    ends = np.cumsum([sum(map(len, table)) for table in tables]).tolist()
+    shares = _shares(layer, parts[0].panels, parts[0].width, len(parts))
+    strips = in_one(memory, [max(parts[number].strip(rows) for number, rows in work) for _, work in shares])
+    alike: dict[tuple[range, int], list[tuple[int, range]]] = {}  # pieces of the same filters and part of rows
+    for piece, (columns, work) in enumerate(shares):
+        for number, rows in work:
+            alike.setdefault((columns, number), []).append((piece, rows))
+    tables: list[list[Array]] = [[] for _ in shares]
+    for (columns, number), found in alike.items():
+        written = parts[number].tables(columns, [(rows, address_of(strips[piece])) for piece, rows in found])
+        for (piece, _), calls in zip(found, written, strict=True):
+            tables[piece] += calls
+    table = native_rows(np.concatenate([calls for piece in tables for calls in piece]))
+    ends = np.cumsum([sum(map(len, piece)) for piece in tables]).tolist()
     kept = {number: array for number, array in arrays.items() if number != WEIGHTS}, panels, bias, strips, parts
-    step = step_of_rows(rows, ends, kept, problem.label)
+    step = step_of_rows(table, ends, kept, problem.label)
     moved = {SRC: arrays[SRC], WEIGHTS: panels} | ({} if layer.other else {DST: arrays[DST]})
     moving = MovedArguments(step.native_tables, moved)
-    return Assembled([step], moving, moving.numbers, rows.nbytes)
+    return Assembled([step], moving, moving.numbers, table.nbytes)
 
 
-def _shares(layer: Layer, parts: Sequence[_Calls]) -> list[tuple[range, list[tuple[_Calls, range]]]]:
-    """The filters of each piece, and of each part of rows those which it computes, of all images together."""
-    rows, panels = layer.batch * layer.rows.out, parts[0].panels
+def _shares(layer: Layer, panels: int, width: int, parts: int) -> list[tuple[range, list[tuple[int, range]]]]:
+    """The filters of each piece, and of parts of rows, by number, those which it computes, of all images together.
+
+    There are so many panels of a width, and parts.
+    """
+    rows = layer.batch * layer.rows.out
     pieces = pieces_of(layer.seconds, MOST_OF_ONE * layer.batch)
-    if -(-panels // pieces) * rows * len(parts) <= -(-rows * len(parts) // pieces) * panels:
-        width, whole = parts[0].width, [(one, range(rows)) for one in parts]
+    if -(-panels // pieces) * rows * parts <= -(-rows * parts // pieces) * panels:
+        whole = [(number, range(rows)) for number in range(parts)]
         return [(range(one.start * width, one.stop * width), whole) for one in even_shares(panels, pieces)]
     found = []
-    for share in even_shares(rows * len(parts), pieces):
-        places = [(one, share.start - number * rows, share.stop - number * rows) for number, one in enumerate(parts)]
-        work = [
-            (one, range(max(first, 0), min(last, rows))) for one, first, last in places if first < rows and last > 0
-        ]
+    for share in even_shares(rows * parts, pieces):
+        work = [(number, range(max(share.start - number * rows, 0), min(share.stop - number * rows, rows)))
+                for number in range(share.start // rows, -(-share.stop // rows))]  # fmt: skip
         found.append((range(layer.filters), work))
     return found
 
@@ -223,6 +231,14 @@ def _panels(layer: Layer, lanes: int, problem: Problem, filters: Array, pack: Pa
 
     making = Making("windows", target.nbytes, fill, unpack)
     return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, making)[0]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Rows of the result that are computed one after another, and the address of the strip that they read."""
+
+    rows: range
+    strip: int
 
 
 class _Calls:
@@ -251,20 +267,22 @@ class _Calls:
         layer = self._layer
         return layer.line * layer.read(min(layer.chunk, len(rows))) if layer.is_padded else 0
 
-    def table(self, columns: range, rows: range, strip: int) -> Iterator[Array]:
-        """The calls that compute these rows in these columns, by a strip at that address."""
+    def tables(self, columns: range, pieces: Sequence[tuple[range, int]]) -> list[list[Array]]:
+        """The calls of pieces that are some rows each, one behind another, in these columns, by strips at addresses."""
         layer = self._layer
-        chunks = list(self._chunks(rows))
+        chunks = [_Chunk(rows, strip) for piece, strip in pieces for rows in self._chunks(piece)]
+        first = chunks[0].rows.start
         panels = [one for every in self._panels if len((one := every.within(columns)).columns)]
-        products = [self._products(one, chunks, strip) for one in panels]
-        copies = iter(self._copies(chunks, strip)) if layer.is_padded else None
-        if copies is not None:
-            yield self._margins(strip, layer.read(min(layer.chunk, len(rows))))
-        for chunk in chunks:
-            if copies is not None:
-                yield next(copies)
-            for calls in products:
-                yield calls[:, chunk.start - rows.start : chunk.stop - rows.start].reshape(-1, 5)
+        products = [self._products(one, chunks) for one in panels]
+        copies = iter(self._copies(chunks)) if layer.is_padded else None
+        tables: list[list[Array]] = []
+        for piece, strip in pieces:
+            tables.append([] if copies is None else [self._margins(strip, layer.read(min(layer.chunk, len(piece))))])
+            for rows in self._chunks(piece):
+                tables[-1] += [] if copies is None else [next(copies)]
+                within = slice(rows.start - first, rows.stop - first)
+                tables[-1] += [calls[:, within].reshape(-1, 5) for calls in products]
+        return tables
 
     def _chunks(self, rows: range) -> Iterator[range]:
         """These rows in parts of one image each, for which strips have room."""
@@ -302,30 +320,33 @@ class _Calls:
         calls[0, 1::2], calls[-1, 3] = (strip, before), behind
         return calls
 
-    def _copies(self, chunks: Sequence[range], strip: int) -> list[Array]:
+    def _copies(self, chunks: Sequence[_Chunk]) -> list[Array]:
         """What copies the rows of the image that each chunk reads; zeros for those outside."""
         layer, axis = self._layer, self._layer.rows
-        counts = [layer.read(len(chunk)) for chunk in chunks]
+        counts = [layer.read(len(chunk.rows)) for chunk in chunks]
         ends = np.cumsum(counts)
         places = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-        image, start = np.divmod([chunk.start for chunk in chunks], axis.out)
+        image, start = np.divmod([chunk.rows.start for chunk in chunks], axis.out)
         read = np.repeat(start * axis.stride - axis.head, counts) + places
         is_inside = (read >= 0) & (read < axis.size)
         row = np.repeat(image * axis.size, counts) + read
         calls = np.zeros((len(places), 5), np.int64)
         calls[:, 0] = np.where(is_inside, c_function("memcpy"), c_function("memset"))
-        calls[:, 1] = strip + layer.line * places + self._before * layer.pixel
+        calls[:, 1] = np.repeat([chunk.strip for chunk in chunks], counts) + layer.line * places
+        calls[:, 1] += self._before * layer.pixel
         source = self._x + (row * layer.columns.size + self._first) * layer.pixel
         calls[:, 2] = np.where(is_inside, source, 0)
         calls[:, 3] = self._copied * layer.pixel
         return np.split(calls, ends[:-1])
 
-    def _products(self, panels: Panels, chunks: Sequence[range], strip: int) -> Array:
+    def _products(self, panels: Panels, chunks: Sequence[_Chunk]) -> Array:
         """The calls of all rows in these panels, [panels, rows, calls, 5]."""
         layer, axis = self._layer, self._layer.rows
-        row = np.arange(chunks[0].start, chunks[-1].stop)
+        row = np.arange(chunks[0].rows.start, chunks[-1].rows.stop)
         if layer.is_padded:
-            read = np.concatenate([np.arange(len(chunk)) for chunk in chunks]) * (axis.stride * layer.line) + strip
+            counts = [len(chunk.rows) for chunk in chunks]
+            starts = [chunk.strip - chunk.rows.start * axis.stride * layer.line for chunk in chunks]
+            read = np.repeat(starts, counts) + row * (axis.stride * layer.line)
         else:
             image, place = np.divmod(row, axis.out)
             read = (image * axis.size + place * axis.stride - axis.head) * layer.line
