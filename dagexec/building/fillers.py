@@ -12,6 +12,20 @@ from dataclasses import field
 from dagexec.core.arguments import ArgumentValue
 from dagexec.platform.records import dataclass
 
+__all__ = [
+    "CAFFE2",
+    "HE",
+    "SYNTHETIC",
+    "Filler",
+    "Initialization",
+    "constant",
+    "gaussian",
+    "he_normal",
+    "lecun_normal",
+    "uniform",
+    "xavier",
+]
+
 
 @dataclass(frozen=True)
 class Filler:
@@ -78,7 +92,7 @@ CAFFE2 = Initialization(
     mean=constant(0),
     variance=constant(1),
 )
-"""What Caffe2's brew starts a training from."""
+"""What Caffe2's brew starts a training from: activations keep their size where no ReLU follows."""
 
 HE = Initialization(
     weight=he_normal,
@@ -88,7 +102,10 @@ HE = Initialization(
     mean=constant(0),
     variance=constant(1),
 )
-"""What a training starts from by default: weights for ReLU layers, all else neutral."""
+"""What a training starts from by default: weights for layers that a ReLU follows, all else neutral.
+
+Where none follows, activations grow from layer to layer: LeNet at Caffe2's learning rate of 0.1 diverges.
+"""
 
 SYNTHETIC = Initialization(
     weight=he_normal,

@@ -39,9 +39,11 @@ class ModelBuilder(WindowLayers, DenseLayers, NormalizationLayers, RecurrentLaye
         net, init_net = NetDef(), NetDef()
         net.CopyFrom(self.net)
         init_net.CopyFrom(self.init_net)
+        del init_net.op[:]
+        init_net.op.extend(filler for filler in self.init_net.op if filler.output[0] not in self.arrays)
         self._check_written(outputs)
         net.external_output.extend(outputs)
-        return Model(self.name, net, init_net, inputs=dict(self.inputs), outputs=tuple(outputs))
+        return Model(self.name, net, init_net, dict(self.arrays), dict(self.inputs), outputs=tuple(outputs))
 
     def _check_written(self, outputs: Sequence[str]) -> None:
         written = {blob for operator in self.net.op for blob in operator.output}

@@ -10,11 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy.typing as npt
+
 from dagexec.building.fillers import HE, SYNTHETIC, Filler, Initialization
 from dagexec.building.scopes import Scopes
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.device import Device
-from dagexec.core.dtypes import FLOAT32, INT64, TypeMeta
+from dagexec.core.dtypes import FLOAT32, INT64, TypeMeta, from_numpy
 from dagexec.core.model import InputInfo
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
@@ -40,6 +42,7 @@ class NetBuilder:
         inputs: what `add_input` declared.
         parameters: names and shapes of the parameters that training changes.
         computed_parameters: names and shapes of those it does not: batch normalization's statistics.
+        arrays: the values of parameters that start as arrays, by name.
         states: names and shapes of what updates keep from step to step, such as momentum.
         scopes: those that are open.
     """
@@ -66,6 +69,7 @@ class NetBuilder:
         self.inputs: dict[str, InputInfo] = {}
         self.parameters: dict[str, tuple[int, ...]] = {}
         self.computed_parameters: dict[str, tuple[int, ...]] = {}
+        self.arrays: dict[str, npt.NDArray[Any]] = {}
         self.states: dict[str, tuple[int, ...]] = {}
         self.scopes = Scopes()
         self._tags: dict[str, frozenset[str]] = {}
@@ -115,14 +119,14 @@ class NetBuilder:
         """Parameters, or those of name scopes, that stand for others: `{"right": "left"}`, `{"b_w": "a_w"}`."""
         return self.scopes.parameter_sharing(mapping)
 
-    def add_input(self, name: str, shape: Sequence[int | None], dtype: TypeMeta = FLOAT32) -> str:
-        """Declare a blob that is fed before each run. A size of None may be anything.
+    def add_input(self, name: str, shape: Sequence[int | None] | None, dtype: TypeMeta | None = FLOAT32) -> str:
+        """Declare a blob that is fed before each run. A size of None may be anything, and so may a shape or dtype.
 
         Raises SchemaError when the name is taken.
         """
         name = self.scopes.scoped(name)
         self._check_new(name)
-        self.inputs[name] = InputInfo(dtype, tuple(shape))
+        self.inputs[name] = InputInfo(dtype, None if shape is None else tuple(shape))
         self.net.external_input.append(name)
         return name
 
@@ -131,6 +135,7 @@ class NetBuilder:
         name: str,
         shape: Sequence[int],
         filler: Filler,
+        dtype: TypeMeta = FLOAT32,
         *,
         trained: bool = True,
         tags: Iterable[str] = (),
@@ -150,9 +155,20 @@ class NetBuilder:
                     f"but needs shape {tuple(shape)}"
                 )
             return name
-        self._fill(name, shape, filler)
+        self._fill(name, shape, filler, dtype)
         group[name] = tuple(shape)
         self._tags[name] = frozenset(tags)
+        return name
+
+    def add_array(self, name: str, array: npt.NDArray[Any], *, trained: bool = True, tags: Iterable[str] = ()) -> str:
+        """Create a parameter that starts as `array`, which is not copied. Raises SchemaError when the name is taken.
+
+        The init net, which messages and devices are read from, fills it with zeros.
+        """
+        name = self.add_parameter(
+            name, array.shape, Filler("ConstantFill"), from_numpy(array.dtype), trained=trained, tags=tags
+        )
+        self.arrays[name] = array
         return name
 
     def add_state(self, name: str, shape: Sequence[int], filler: Filler, dtype: TypeMeta = FLOAT32) -> str:
@@ -200,6 +216,11 @@ class NetBuilder:
         self.net.op.append(definition)
         self._written.update(written)
         return written[0]
+
+    def add_definition(self, definition: OperatorDef) -> None:
+        """Add an operator as it is, whose names are those of blobs."""
+        self.net.op.append(definition)
+        self._written.update(definition.output)
 
     def seed_of(self, name: str) -> int:
         """The random seed of what is called `name`: it depends on the model's seed and the name alone."""

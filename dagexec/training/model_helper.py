@@ -78,8 +78,10 @@ class ModelHelper(ModelBuilder):
         return [*self.parameters, *self.computed_parameters, *states, *counter]
 
     def create(self, workspace: Workspace) -> None:
-        """Run the init net in `workspace`: every parameter and all state start again."""
+        """Run the init net in `workspace`, and feed `arrays`: every parameter and all state start again."""
         workspace.run_net_once(self.init_net)
+        for name, array in self.arrays.items():
+            workspace.feed_blob(name, array)
 
     def create_net(self, workspace: Workspace, net_type: str = "dag", num_workers: int | None = None) -> Net:
         """Make the net of a step in `workspace`, in the form that is fastest here (`training_form`).

@@ -13,7 +13,9 @@ from dagexec.core.dtypes import FLOAT64, INT32, INT64
 from dagexec.core.gradient import SparseGradient
 from dagexec.core.node import arguments_of
 from dagexec.errors import GradientError, MissingBlobError, SchemaError
+from dagexec.training import fillers
 from dagexec.training.model_helper import ModelHelper
+from dagexec.training.optimizer import SGD
 
 
 def classifier(helper: ModelHelper, features: int = 6, classes: int = 3) -> str:
@@ -316,3 +318,36 @@ def test_forget_gates_start_open() -> None:
     np.testing.assert_array_equal(bias, expected.reshape(2, 32))
     with pytest.raises(SchemaError, match="lstm 'other': expected the initial hidden and cell, found 1 blobs"):
         helper.lstm("x", "other", 3, 4, initial=["h"])
+
+
+def lenet_losses(helper: ModelHelper, steps: int) -> list[float]:
+    """LeNet at the rate of Caffe2's tutorial, on images of ten shapes as bright as digits are."""
+    data, label = helper.add_input("data", (16, 1, 28, 28)), helper.add_input("label", (16,), INT32)
+    x = helper.max_pool(helper.conv(data, "conv1", 1, 20, kernel=5), "pool1", 2, stride=2)
+    x = helper.max_pool(helper.conv(x, "conv2", 20, 50, kernel=5), "pool2", 2, stride=2)
+    x = helper.relu(helper.fc(x, "fc3", 50 * 16, 500), "fc3_relu")
+    _, loss = helper.softmax_with_loss(helper.fc(x, "pred", 500, 10), label)
+    helper.add_gradient_operators([loss])
+    SGD(0.1).add_updates(helper)
+    rng = np.random.default_rng(0)
+    shapes = rng.random((10, 1, 7, 7)) < 0.3
+    workspace = Workspace()
+    helper.create(workspace)
+    losses = []
+    for _ in range(steps):
+        digits = rng.integers(0, 10, 16)
+        workspace.feed_blob("data", np.kron(shapes[digits], np.ones((4, 4))).astype("f"))
+        workspace.feed_blob("label", digits.astype(np.int32))
+        if helper.net.name not in workspace.nets:
+            helper.create_net(workspace, "simple")
+        workspace.run_net(helper.net.name)
+        losses.append(float(workspace.fetch_blob(loss)))
+    return losses
+
+
+def test_lenet_trains_at_caffe2s_rate_from_what_caffe2_starts_from() -> None:
+    """As it has no ReLU behind its convolutions, it diverges from HE."""
+    first, *_, last = lenet_losses(ModelHelper("lenet", seed=1, training=True, initialization=fillers.CAFFE2), 15)
+    assert last < 0.3 * first
+    with np.errstate(all="ignore"):
+        assert not max(lenet_losses(ModelHelper("lenet", seed=1, training=True), 15)) < 10 * first

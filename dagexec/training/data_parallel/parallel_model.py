@@ -113,6 +113,8 @@ class ParallelModel(ABC, Closing):
         Other objects than tensors, such as a mutex, each makes for itself.
         """
         self._run_init(self.replicas[0], list(self.replicas[0].init))
+        for name, array in self.replicas[0].helper.arrays.items():
+            self._tensor(self.places[0], name).feed(array)
         for replica in self.replicas[1:]:
             own: list[OperatorDef] = []
             for definition in replica.init:

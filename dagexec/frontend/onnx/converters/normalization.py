@@ -10,6 +10,7 @@ from dagexec.core.proto import DeviceOption
 from dagexec.frontend.onnx.node import CannotConvertError, OnnxNode, UnknownSizeError, converts
 
 _MAX_AXES = 64  # of NumPy
+_USUAL_MOMENTUM = 0.9
 
 
 @converts(BatchNormalization=15)
@@ -18,9 +19,10 @@ def batch_normalization(node: OnnxNode) -> list[Node]:
     if node.integer("spatial", 1) == 0:
         raise CannotConvertError("spatial=0 is not supported")
     node.ignore("is_test")
-    epsilon, momentum = node.number("epsilon", 1e-5), node.number("momentum", 0.9)
+    epsilon, momentum = node.number("epsilon", 1e-5), node.number("momentum", _USUAL_MOMENTUM)
     if not node.integer("training_mode", 0):
-        return [node.operator("SpatialBN", node.inputs, node.only_output(), is_test=1, epsilon=epsilon)]
+        kept = {} if momentum == _USUAL_MOMENTUM else {"momentum": momentum}  # for a training that goes on
+        return [node.operator("SpatialBN", node.inputs, node.only_output(), is_test=1, epsilon=epsilon, **kept)]
     names = [*node.outputs, *[""] * (3 - len(node.outputs))]
     running = [name or node.new_name(f"running_{index}") for index, name in enumerate(names[1:])]
     saved = [node.new_name("saved_mean"), node.new_name("saved_deviation")]
@@ -101,14 +103,20 @@ def dropout(node: OnnxNode) -> list[Node]:
     )
     if computed or training:
         return _training_dropout(node)
-    node.ignore("ratio", "seed", "is_test")
-    operators = [node.operator("Dropout", [node.inputs[0]], [node.outputs[0]], is_test=1)]
+    node.ignore("seed", "is_test")
+    operators = [node.operator("Dropout", [node.inputs[0]], [node.outputs[0]], is_test=1, **_ratio(node))]
     if node.is_read(1):
         kind = dtypes.BOOL if node.opset >= 10 else dtypes.FLOAT32
         one = 1 if kind is dtypes.BOOL else 1.0
         fill = {"value": one, "dtype": kind.number}
         operators.append(node.operator("ConstantFill", [node.inputs[0]], [node.outputs[1]], **fill))
     return operators
+
+
+def _ratio(node: OnnxNode) -> dict[str, float]:
+    """The share that a training drops, where it can be one and is not the usual one."""
+    ratio = node.number("ratio", 0.5) if node.opset < 12 else node.value(1) if node.has_input(1) else 0.5
+    return {"ratio": float(ratio)} if ratio is not None and 0 <= ratio < 1 and ratio != 0.5 else {}
 
 
 def _training_dropout(node: OnnxNode) -> list[Node]:
