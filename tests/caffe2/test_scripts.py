@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from PIL import Image
 
 from dagexec.caffe2 import uninstall
 from dagexec.caffe2.__main__ import main
+from dagexec.caffe2.net import Net
 
 SCRIPTS = Path(__file__).parent / "scripts"
 Array = npt.NDArray[Any]
@@ -22,7 +24,7 @@ Script = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
-    """Runs a script as the command does, and gives its variables."""
+    """Runs a script as the command does, as the first in its process, and gives its variables."""
     variables: dict[str, Any] = {}
     run_path = runpy.run_path
 
@@ -33,6 +35,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
         monkeypatch.setattr("sys.argv", [])
         monkeypatch.setattr("sys.path", ["", *sys.path])
         monkeypatch.setattr(runpy, "run_path", remembering)
+        monkeypatch.setattr(Net, "_names", set())
         main([str(SCRIPTS / argument) if argument.endswith(".py") else argument for argument in arguments])
         return variables
 
@@ -59,6 +62,37 @@ def test_basics(script: Script) -> None:
     np.testing.assert_allclose(found["loss_value"], -np.log(softmax[np.arange(16), label]).mean(), rtol=1e-5)
     gradient = (softmax - np.eye(10)[label]) / 16 * pred * (1 - pred)
     np.testing.assert_allclose(found["w_gradient"], gradient.T @ data, rtol=1e-4, atol=1e-7)
+
+
+def test_intro(script: Script) -> None:
+    found = script("intro.py")
+    assert 'type: "SoftmaxWithLoss"' in found["text"][0]
+    assert 'type: "XavierFill"' in found["text"][1]
+    data, label, w = found["data"], found["label"], found["w"].astype(float)
+    pred = 1 / (1 + np.exp(-(data @ w.T)))
+    softmax = _softmax(pred)
+    np.testing.assert_allclose(found["result"], softmax, rtol=1e-5)
+    gradient = (softmax - np.eye(10)[label]) / 16 * pred * (1 - pred)
+    np.testing.assert_allclose(found["gradient"], gradient.T @ data, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_small_images(script: Script, tmp_path: Path) -> None:
+    found = script("small_images.py", str(tmp_path))
+    with Image.open(tmp_path / "05.png") as picture:
+        square = np.asarray(picture)[1:11]
+    with Image.fromarray(square) as cropped:
+        pixels = np.asarray(cropped.resize((8, 8), Image.Resampling.BILINEAR)).astype(float)
+    np.testing.assert_array_equal(found["images"][5], pixels.transpose(2, 0, 1)[::-1] - 100)
+    params = {name: value.astype(float) for name, value in found["params"].items()}
+    windows = np.lib.stride_tricks.sliding_window_view(found["images"] / 128.0, (3, 3), (2, 3))
+    conv = np.einsum("ncijkl,ockl->noij", windows, params["conv1_w"]) + params["conv1_b"][:, None, None]
+    pool = conv.reshape(24, 4, 3, 2, 3, 2).max((3, 5))
+    softmax = _softmax(np.maximum(pool, 0).reshape(24, -1) @ params["fc1_w"].T + params["fc1_b"])
+    np.testing.assert_allclose(found["results"], softmax, rtol=1e-4, atol=1e-6)
+    assert (softmax.argmax(1) == found["labels"]).all()
+    assert found["losses"][-1] < 0.1 * found["losses"][0]
+    assert found["accuracies"][-1] == 1
 
 
 @pytest.mark.slow
