@@ -69,11 +69,6 @@ def fits_panels(units: int, inner: int, lanes: int) -> bool:
     return units % lanes == inner % STEP == 0
 
 
-def slowdown(units: int, lanes: int, widest: int) -> float:
-    """How many times more vectors of `lanes` hold so many columns than of the widest, of which the last is not full."""
-    return units / lanes / -(-units // widest)
-
-
 def panels_of(
     tensor: Tensor, shape: tuple[int, int], is_turned: bool, weights: Callable[[], Array], lanes: int, label: str
 ) -> Array:

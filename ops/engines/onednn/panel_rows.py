@@ -1,4 +1,4 @@
-"""Calls of `panel_kernels` for rows of segments: what products in `windows` and `winograd` have in common.
+"""Convolutions on weights in panels: what `pointwise`, `windows` and `winograd` have in common.
 
 A call computes some rows of a result, a step apart, in the columns of one panel. As many rows are computed at once as
 sums fit into registers; what is over is a call of its own.
@@ -6,13 +6,18 @@ sums fit into registers; what is over is a call of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
 from dagexec.errors import UnsupportedFeatureError
+from dagexec.ops.engines.onednn.binding import Library
 from dagexec.ops.engines.onednn.descriptors import Array
 from dagexec.ops.engines.onednn.panel_product import widths
+from dagexec.ops.engines.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem
+from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.panel_kernels import BIAS, SKIPPED, panel_kernel
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.platform.addresses import address_of
@@ -23,6 +28,40 @@ _FLOAT = 4  # bytes
 _FAR = 4096  # bytes: of rows that are a multiple of it apart, the first cache holds as many as it has ways
 _MOST_ROWS = {8: {3: 4, 2: 6, 1: 10}, 16: {2: 8, 1: 10}}
 """By lanes and vectors of a panel, the most rows that are computed at once."""
+
+
+class Layer(Protocol):
+    """A convolution that can be computed so; vectors of `lanes` fit if all are full."""
+
+    @property
+    def filters(self) -> int:
+        """M."""
+
+    @property
+    def seconds(self) -> float:
+        """An estimate of what a run takes on one core, by the widest vectors."""
+
+    def fits(self, lanes: int) -> bool:
+        """True where it can be computed by vectors of `lanes`."""
+
+
+AssembleLayer = Callable[[Any, int, Problem, Mapping[int, Array], Memory, Pack], Assembled]
+"""Makes the steps for a layer by vectors of so many lanes."""
+
+
+def on_panels(library: Library, what: str, layer: Layer, assemble: AssembleLayer) -> Iterator[Candidate]:
+    """The candidate for a layer, with the widest vectors that fit; none where the processor lacks AVX2 and FMA.
+
+    With narrower vectors there are more of them than of the widest, of which the last is not full.
+    """
+    machine = library.machine
+    for lanes in (AVX512, AVX2):
+        if machine.can_run and lanes <= machine.lanes and layer.fits(lanes):
+            isa = "avx512" if machine.lanes == AVX512 else "avx2"
+            name = f"{COMPOSED}{what}, vectors of {lanes}:{isa}"
+            seconds = layer.seconds * layer.filters / lanes / -(-layer.filters // machine.lanes)
+            yield Candidate(name, None, partial(assemble, layer, lanes), seconds, is_in_pieces=True, keeps_nan=True)
+            return
 
 
 @dataclass(frozen=True)

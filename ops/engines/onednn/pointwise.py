@@ -7,7 +7,6 @@ oneDNN's are as fast with AVX2, or take up to a third more; of 3136 x 144 result
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -22,10 +21,9 @@ from dagexec.ops.engines.onednn.panel_product import (
     out_of_panels,
     pack_panels,
     product_step,
-    slowdown,
 )
+from dagexec.ops.engines.onednn.panel_rows import on_panels
 from dagexec.ops.engines.onednn.problem import (
-    COMPOSED,
     Assembled,
     Candidate,
     Memory,
@@ -35,7 +33,6 @@ from dagexec.ops.engines.onednn.problem import (
     in_plain_order,
 )
 from dagexec.ops.families.activation.post_ops import PostOp as GivenPostOp
-from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.moving import tables_of
 from dagexec.ops.kernels.post_ops import ADD_OTHER, PostOp
 from dagexec.platform.records import dataclass
@@ -70,6 +67,10 @@ class Layer:
     post_ops: tuple[PostOp, ...]
     other: int
 
+    def fits(self, lanes: int) -> bool:
+        """True for whole vectors and passes."""
+        return fits_panels(self.filters, self.channels, lanes)
+
     @property
     def seconds(self) -> float:
         """An estimate of what a run takes on one core, less what the post-ops take in the library."""
@@ -93,18 +94,8 @@ def finish(
 
 
 def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
-    """The one for a layer, with the widest vectors that fit; none where the processor lacks AVX2 and FMA."""
-    machine = library.machine
-    if not machine.can_run:
-        return
-    for lanes in (AVX512, AVX2):
-        if lanes <= machine.lanes and fits_panels(layer.filters, layer.channels, lanes):
-            isa = "avx512" if machine.lanes == AVX512 else "avx2"
-            name = f"{COMPOSED}panels, vectors of {lanes}:{isa}"
-            seconds = layer.seconds * slowdown(layer.filters, lanes, machine.lanes)
-            assembled = partial(_assemble, layer, lanes)
-            yield Candidate(name, None, assembled, seconds, is_in_pieces=True, keeps_nan=True)
-            return
+    """The one for a layer; none where the processor lacks AVX2 and FMA."""
+    return on_panels(library, "panels", layer, _assemble)
 
 
 def _assemble(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -24,10 +23,9 @@ from dagexec.ops.base.geometry import Axis
 from dagexec.ops.engines.onednn.binding import Library
 from dagexec.ops.engines.onednn.descriptors import BIAS, DST, SRC, WEIGHTS, Array, Descriptor
 from dagexec.ops.engines.onednn.packing import Making
-from dagexec.ops.engines.onednn.panel_product import out_of_panels, pack_panels, slowdown
-from dagexec.ops.engines.onednn.panel_rows import Panels, Rows, panels_of_rows
+from dagexec.ops.engines.onednn.panel_product import out_of_panels, pack_panels
+from dagexec.ops.engines.onednn.panel_rows import Panels, Rows, on_panels, panels_of_rows
 from dagexec.ops.engines.onednn.problem import (
-    COMPOSED,
     Assembled,
     Candidate,
     Memory,
@@ -37,7 +35,6 @@ from dagexec.ops.engines.onednn.problem import (
     in_one,
     in_plain_order,
 )
-from dagexec.ops.kernels.machine import AVX2, AVX512
 from dagexec.ops.kernels.panel_kernels import STEP, VECTORS
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
@@ -155,18 +152,8 @@ def _room() -> int:
 
 
 def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
-    """The one for a layer, with the widest vectors that fit; none where the processor lacks AVX2 and FMA."""
-    machine = library.machine
-    if not machine.can_run:
-        return
-    for lanes in (AVX512, AVX2):
-        if lanes <= machine.lanes and layer.fits(lanes):
-            isa = "avx512" if machine.lanes == AVX512 else "avx2"
-            name = f"{COMPOSED}windows, vectors of {lanes}:{isa}"
-            seconds = layer.seconds * slowdown(layer.filters, lanes, machine.lanes)
-            assembled = partial(_assemble, layer, lanes)
-            yield Candidate(name, None, assembled, seconds, is_in_pieces=True, keeps_nan=True)
-            return
+    """The one for a layer; none where the processor lacks AVX2 and FMA."""
+    return on_panels(library, "windows", layer, _assemble)
 
 
 def _assemble(

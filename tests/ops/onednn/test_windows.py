@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dagexec.core.arguments import ArgumentValue
 from dagexec.errors import OperatorError
 from dagexec.ops.engines.onednn import convolution_family, windows
 from dagexec.ops.engines.onednn.binding import library
@@ -20,8 +19,8 @@ from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.activation.test_post_ops import FORMULAS
 from tests.ops.onednn.test_conv import Layer, from_order, net_of, to_order
 from tests.ops.onednn.test_direct import GEOMETRIES
-from tests.ops.pieces import cut_into
-from tests.ops.windows import Array, Geometry
+from tests.ops.onednn.test_pointwise import error, run
+from tests.ops.windows import Geometry
 
 _found = library()
 pytestmark = pytest.mark.skipif(
@@ -45,21 +44,6 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
 
     monkeypatch.setattr(convolution_family, "choose_implementation", choose)
     return put
-
-
-def run(layer: Layer, operand: Array | None = None, pieces: int = 0, **arguments: ArgumentValue) -> Array:
-    """Y as N, C, spatial; `operand` is what Y holds before."""
-    held = None if operand is None else to_order(operand, "NHWC")
-    workspace, net = net_of(layer, "NHWC", constant=True, operand=held, **arguments)
-    with cut_into(pieces), SimpleNet(net, workspace) as running:
-        running.run()
-    return from_order(workspace.fetch_blob("y"), "NHWC")
-
-
-def error(y: Array, exact: Array) -> float:
-    """The largest error, relative to the largest element of the result."""
-    assert y.shape == exact.shape
-    return float(np.abs(y - exact).max() / max(1.0, np.abs(exact).max()))
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
