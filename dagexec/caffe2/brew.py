@@ -10,13 +10,13 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
-from dagexec.caffe2.helpers import dense, images, training
+from dagexec.caffe2.helpers import control, dense, images, training
 from dagexec.caffe2.model_helper import ModelHelper
 
 __all__ = [
-    "Register", "accuracy", "add_weight_decay", "arg_scope", "average_pool", "concat", "conv", "conv_nd",
+    "Register", "accuracy", "add_weight_decay", "arg_scope", "average_pool", "concat", "cond", "conv", "conv_nd",
     "conv_transpose", "db_input", "depth_concat", "dropout", "fc", "group_conv", "has_helper", "instance_norm", "iter",
-    "layer_norm", "lrn", "max_pool", "prelu", "relu", "softmax", "spatial_bn", "sum", "tanh", "transpose",
+    "layer_norm", "loop", "lrn", "max_pool", "prelu", "relu", "softmax", "spatial_bn", "sum", "tanh", "transpose",
 ]  # fmt: skip
 
 Helper = Callable[..., Any]
@@ -78,6 +78,7 @@ accuracy = Register(training.accuracy)
 add_weight_decay = Register(training.add_weight_decay)
 average_pool = Register(images.average_pool)
 concat = Register(dense.concat)
+cond = Register(control.cond)
 conv = Register(images.conv)
 conv_transpose = Register(images.conv_transpose)
 db_input = Register(training.db_input)
@@ -88,6 +89,7 @@ group_conv = Register(images.group_conv)
 instance_norm = Register(images.instance_norm)
 iter = Register(training.iter)
 layer_norm = Register(dense.layer_norm)
+loop = Register(control.loop)
 lrn = Register(images.lrn)
 max_pool = Register(images.max_pool)
 prelu = Register(dense.prelu)

@@ -10,6 +10,7 @@ from dagexec.caffe2 import scope
 from dagexec.caffe2.creation import CreateOperator
 from dagexec.caffe2.creation import make_device_option as DeviceOption
 from dagexec.caffe2.net import Net
+from dagexec.caffe2.plans import ExecutionStep, Plan, add_nets_in_order, execution_step, to_execution_step
 from dagexec.caffe2.references import BlobReference, GradientSlice, ScopedBlobReference, ScopedName, plain_gradient
 from dagexec.caffe2.scope import CurrentDeviceScope, CurrentNameScope, DeviceScope, EmptyDeviceScope, NameScope
 from dagexec.core.gradient import Gradient, SparseGradient, gradient
@@ -28,6 +29,7 @@ __all__ = [
     "DeviceOption",
     "DeviceScope",
     "EmptyDeviceScope",
+    "ExecutionStep",
     "GlobalInit",
     "GradientRegistry",
     "GradientSlice",
@@ -36,12 +38,16 @@ __all__ = [
     "IsOperatorWithEngine",
     "NameScope",
     "Net",
+    "Plan",
     "RefreshRegisteredOperators",
     "RegisteredOperators",
     "ScopedBlobReference",
     "ScopedName",
+    "add_nets_in_order",
     "device_option_equal",
+    "execution_step",
     "scope",
+    "to_execution_step",
 ]
 
 _GPU_KINDS = (1, 6)  # CUDA and HIP

@@ -1,15 +1,16 @@
-"""What scripts call of the extension module of Caffe2, as `core.C` and `workspace.C`: databases."""
+"""What scripts call of the extension module of Caffe2, as `core.C` and `workspace.C`: databases, and workspaces."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from dagexec.caffe2.failures import failing_as_caffe2
+from dagexec.caffe2.native_workspace import NativeWorkspace as Workspace
 from dagexec.storage.database import Database, open_database
 from dagexec.storage.database import Mode as DatabaseMode
 from dagexec.storage.database import Transaction as DatabaseTransaction
 
-__all__ = ["DB", "Cursor", "Mode", "Transaction", "create_db"]
+__all__ = ["DB", "Cursor", "Mode", "Transaction", "Workspace", "create_db"]
 
 
 class Mode:

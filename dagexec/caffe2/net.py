@@ -8,6 +8,9 @@ from difflib import get_close_matches
 from itertools import count
 from typing import Any
 
+import numpy as np
+
+from dagexec.caffe2 import python_operators
 from dagexec.caffe2.creation import CreateOperator, make_device_option
 from dagexec.caffe2.references import BlobReference, GradientSlice, ScopedName, as_list, as_references
 from dagexec.core.arguments import make_argument
@@ -173,6 +176,50 @@ class Net:
             if not self.BlobIsDefined(blob):
                 self._inputs.add(str(blob))
                 self._net.external_input.append(str(blob))
+
+    def Const(self, array: Any, blob_out: Any = None, dtype: Any = None) -> Any:
+        """A constant: of a float float32, of an int int64, and of an array or a list what it holds, in its shape."""
+        values = np.asarray(array, dtype)
+        fills = {
+            "i": "GivenTensorInt64Fill",
+            "b": "GivenTensorBoolFill",
+            "U": "GivenTensorStringFill",
+            "S": "GivenTensorStringFill",
+        }
+        fill = "GivenTensorIntFill" if values.dtype == np.int32 else fills.get(values.dtype.kind, "GivenTensorFill")
+        return self._add_operator(fill, [], blob_out, shape=list(values.shape), values=values.reshape(-1).tolist())
+
+    def Python(
+        self,
+        f: Any,
+        grad_f: Any = None,
+        python_func_type: Callable[[Any], Any] | None = None,
+        pass_workspace: bool = False,
+        grad_output_indices: Sequence[int] | None = None,
+        grad_input_indices: Sequence[int] | None = None,
+    ) -> Callable[..., Any]:
+        """What adds an operator that calls `f(inputs, outputs)`: `net.Python(f)(["x"], ["y"])`.
+
+        `grad_f` computes the gradients of the inputs `grad_input_indices`, by default all, from the inputs, the outputs
+        and the gradients of the outputs `grad_output_indices`. `python_func_type(f)` may have both, as `forward` and
+        `backward`. With `pass_workspace` the function takes the workspace as well.
+        """
+        if python_func_type is not None:
+            functions = python_func_type(f)
+            f, grad_f = functions.forward, getattr(functions, "backward", None)
+        arguments = {
+            "token": python_operators.register(f),
+            "grad_token": None if grad_f is None else python_operators.register(grad_f),
+            "pass_workspace": pass_workspace,
+            "grad_output_indices": grad_output_indices,
+            "grad_input_indices": grad_input_indices,
+        }
+        settings = {name: value for name, value in arguments.items() if value is not None}
+
+        def add(inputs: Any = (), outputs: Any = None, **kwargs: Any) -> Any:
+            return self._add_operator(python_operators.PYTHON, inputs, outputs, **settings, **kwargs)
+
+        return add
 
     def extend_ops(self, new_ops: Iterable[OperatorDef]) -> None:
         """Append operators as they are."""

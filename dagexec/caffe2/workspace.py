@@ -20,6 +20,8 @@ from dagexec.caffe2.failures import failing_as_caffe2
 from dagexec.caffe2.gpus import gpu_count, place, placed
 from dagexec.caffe2.net import Net
 from dagexec.caffe2.net_types import net_type
+from dagexec.caffe2.plan_run import run_plan
+from dagexec.caffe2.plans import ExecutionStep, Plan
 from dagexec.caffe2.prediction import Predictor
 from dagexec.caffe2.references import BlobReference
 from dagexec.caffe2.scope import CurrentNameScope as GetNameScope
@@ -28,7 +30,7 @@ from dagexec.core.device import Device
 from dagexec.core.dtypes import from_number
 from dagexec.core.graph import build_graph
 from dagexec.core.inference import infer_net
-from dagexec.core.proto import DeviceOption, NetDef, OperatorDef, TensorProto
+from dagexec.core.proto import DeviceOption, NetDef, OperatorDef, PlanDef, TensorProto
 from dagexec.core.schema import TensorType
 from dagexec.core.tensor import Tensor
 from dagexec.core.variant import Variant
@@ -57,6 +59,7 @@ __all__ = [
     "RunNetOnce",
     "RunOperatorOnce",
     "RunOperatorsOnce",
+    "RunPlan",
     "StringifyBlobName",
     "StringifyNetName",
     "StringifyProto",
@@ -289,6 +292,18 @@ def RunNetOnce(net: AnyNet) -> bool:
             made.run()
         finally:
             made.close()
+    return True
+
+
+def RunPlan(plan_or_step: Plan | ExecutionStep | PlanDef | bytes) -> bool:
+    """Run a plan, or a step as the only one of a plan, in the current workspace. Raises Caffe2Error where it fails.
+
+    Its nets are made there, and stay. The first failure stops what runs beside it.
+    """
+    plan = Plan(plan_or_step) if isinstance(plan_or_step, ExecutionStep) else plan_or_step
+    definition = PlanDef.FromString(StringifyProto(plan))
+    with failing_as_caffe2(f"Error running plan {definition.name}"):
+        run_plan(_all.current, definition)
     return True
 
 

@@ -10,8 +10,9 @@ from dagexec.core.graph import Graph
 from dagexec.core.program import Program, header_of
 from dagexec.core.proto import NetDef
 from dagexec.core.workspace import Workspace
-from dagexec.errors import ClosedError, RunTimeoutError
+from dagexec.errors import ClosedError, RunCancelledError, RunTimeoutError
 from dagexec.platform import processor
+from dagexec.platform.blocking import calling_when_stopped
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.threads import ThreadWait
 from dagexec.scheduler.nets.net import BaseNet
@@ -107,10 +108,12 @@ class DAGNet(BaseNet):
         pool = self._running_pool()
         run = self._run = self.new_run(end.notify, trace)
         try:
+            stopped = RunCancelledError(f"net {self.name!r}: what runs it was stopped")
             pool.submit(run)
-            if not end.wait(waiting_time(timeout)):
-                pool.stop(run, RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds"))
-                end.wait()
+            with calling_when_stopped(lambda: pool.stop(run, stopped)):
+                if not end.wait(waiting_time(timeout)):
+                    pool.stop(run, RunTimeoutError(f"net {self.name!r}: stopped after {timeout} seconds"))
+                    end.wait()
         except ClosedError:
             raise  # the pool has not taken the run
         except BaseException as interruption:  # KeyboardInterrupt: leave no worker behind in our blobs

@@ -153,6 +153,23 @@ def _convolution(params: dict[str, Array], images: Array, labels: Array) -> tupl
     return float(-np.log(softmax[np.arange(count), labels]).mean()), gradients
 
 
+def test_python_operators(script: Script) -> None:
+    found = script("python_operators.py")
+    np.testing.assert_array_equal(found["doubled"], [6])
+    np.testing.assert_array_equal(found["through_workspace"], [6])
+    np.testing.assert_array_equal(found["y"], [0, 2, 4, 6])
+    np.testing.assert_array_equal(found["x_grad"], [2, 4, 6, 8])
+    np.testing.assert_array_equal(found["three"], [0, 3, 6, 9])
+    np.testing.assert_array_equal(found["z"], [0, 2, 4, 6])
+
+
+def test_control_ops(script: Script) -> None:
+    found = script("control_ops.py")
+    assert found["if_else"] == 1
+    assert (found["summed"], found["i"]) == (28, 8)
+    assert found["steps"] == {"start": 2, "counted": 4, "was_positive": 0}
+
+
 def _softmax(x: Array) -> Array:
     exponentials = np.exp(x - x.max(1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(1, keepdims=True))
