@@ -184,6 +184,11 @@ def CreateBlob(name: Name) -> bool:
     return True
 
 
+def hold(name: str, value: object) -> None:
+    """Let a blob hold an object, a queue, say."""
+    _all.current.create_blob(name).value = value
+
+
 def RemoveBlob(name: Name) -> None:
     """Forget a blob. Raises Caffe2Error where there is none of that name."""
     with failing_as_caffe2("RemoveBlob"):
