@@ -13,6 +13,7 @@ from typing import Any
 from dagexec.core.node import operator_label
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.errors import Caffe2Error
+from dagexec.platform.files import write_atomically
 
 __all__ = ["GetPydotGraph", "GetPydotGraphMinimal", "Graph"]
 
@@ -40,7 +41,7 @@ class Graph:
 
     def write_dot(self, path: str) -> None:
         """Write the text to a file."""
-        Path(path).write_text(self.to_string())
+        write_atomically(Path(path), self.to_string().encode())
 
     def create(self, format: str = "png") -> bytes:
         """The picture, drawn by Graphviz. Raises Caffe2Error where its program `dot` is not installed, or fails."""
@@ -64,7 +65,7 @@ class Graph:
 
     def write_png(self, path: str) -> None:
         """Write the picture as PNG."""
-        Path(path).write_bytes(self.create_png())
+        write_atomically(Path(path), self.create_png())
 
 
 def GetPydotGraph(operators_or_net: Any, name: str | None = None, rankdir: str = "LR") -> Graph:
