@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +19,7 @@ import numpy as np
 from dagexec import NetDef, OperatorDef, Workspace
 from dagexec.core.gradient import Gradient, SparseGradient, gradient
 from dagexec.core.registry import is_registered
+from dagexec.core.subnets import ONLY_IN_MESSAGES
 from dagexec.errors import DagexecError
 from tests.caffe2_cases import Array, Arrays, Case, GradientCase, recorded_cases
 
@@ -51,10 +52,10 @@ class Outcome:
 
 def replay(case: Case, adjust: Adjust = lambda definition: definition) -> list[Outcome]:
     """What comes of the parts of the case. `adjust` changes every operator first: its engine, say."""
-    forward = {definition.type for definition in case.net.op}
+    forward = _types(case.net.op)
     found = [_outcome(f"{case.name} run", forward, lambda: _problem_of_run(case, adjust))]
     if case.gradients:
-        made = {definition.type for recorded in case.gradients for definition in recorded.operators}
+        made = _types(definition for recorded in case.gradients for definition in recorded.operators)
         problem = partial(_first, case, _problem_of_gradient, adjust)
         found.append(_outcome(f"{case.name} gradient", made, problem))
         problem = partial(_first, case, _problem_of_maker, adjust)
@@ -62,8 +63,16 @@ def replay(case: Case, adjust: Adjust = lambda definition: definition) -> list[O
     return found
 
 
+def _types(operators: Iterable[OperatorDef]) -> set[str]:
+    """The types of operators, and of those of nets in their arguments."""
+    found: set[str] = set()
+    for definition in operators:
+        found |= {definition.type}.union(*(_types(argument.n.op) for argument in definition.arg))
+    return found
+
+
 def _outcome(part: str, types: Collection[str], problem: Callable[[], str]) -> Outcome:
-    missing = tuple(sorted(name for name in types if not is_registered(name)))
+    missing = tuple(sorted(name for name in types if not is_registered(name) and name not in ONLY_IN_MESSAGES))
     return Outcome(part, missing) if missing else Outcome(part, problem=problem())
 
 
@@ -135,7 +144,9 @@ def _renamed(definition: OperatorDef) -> tuple[OperatorDef, dict[str, str]]:
 
     Caffe2's tests differentiate gradient operators, too, where `x_grad` is the name of a blob of the forward operator.
     """
-    names = {old: f"b{index}" for index, old in enumerate(dict.fromkeys([*definition.input, *definition.output]))}
+    blobs = dict.fromkeys([*definition.input, *definition.output])
+    in_arguments = definition.type == "RecurrentNetwork"  # whose arguments name its blobs
+    names = {old: old if in_arguments else f"b{index}" for index, old in enumerate(blobs)}
     renamed = OperatorDef()
     renamed.CopyFrom(definition)
     renamed.input[:] = [names[name] for name in definition.input]

@@ -81,6 +81,10 @@ class Net:
             self._net.external_input.append(str(blob))
         return _one_or_all(references)
 
+    def AddExternalInputs(self, *inputs: Any) -> Any:
+        """`AddExternalInput`, under its other name."""
+        return self.AddExternalInput(*inputs)
+
     def AddScopedExternalInputs(self, *inputs: Any) -> Any:
         """`AddExternalInput`, whose names are in the name scope that is open."""
         return self.AddExternalInput(*inputs)

@@ -17,10 +17,12 @@ from itertools import count
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.node import Node, new_node, node_of, operator_label
 from dagexec.core.proto import NetDef
+from dagexec.core.recurrent_networks import FORWARD, GRADIENT, lowered
+from dagexec.core.scoped_bodies import body_of, copy_of, read_first, written
 from dagexec.errors import SchemaError, UnsupportedOperatorError
 from dagexec.platform.records import dataclass
 
-ONLY_IN_MESSAGES = frozenset({"While", "Do", "CreateScope", "HasScope"})
+ONLY_IN_MESSAGES = frozenset({"While", "Do", "CreateScope", "HasScope", FORWARD, GRADIENT})
 """Operator types that programs do not have."""
 
 _NETS = {"If": ("then_net", "else_net"), "While": ("loop_net", "cond_net")}
@@ -104,7 +106,9 @@ class _Reader:
                 outputs=map(names, node.output),
                 control_input=map(names, node.control_input),
             )
-            if node.type == "Do":
+            if node.type in (FORWARD, GRADIENT):
+                found += self.items(lowered(node, operator_label(node, index, self._net)), names)
+            elif node.type == "Do":
                 found += self._done(node, operator_label(node, index, self._net), names)
             elif has_subnets(node):
                 label = operator_label(node, index, self._net)
@@ -171,10 +175,10 @@ class _Lowering:
 
     def _if(self, block: _Block, exists: set[str]) -> list[Node]:
         branches = [self.lowered(net, exists) for net in block.nets]
-        written = [_written(nodes) for nodes in branches]
-        reads = dict.fromkeys(name for nodes in branches for name in _read_first(nodes))
-        results = self._seen_outside(block, dict.fromkeys(name for names in written for name in names), reads)
-        for nodes, names in zip(branches, written, strict=True):
+        writes = [written(nodes) for nodes in branches]
+        reads = dict.fromkeys(name for nodes in branches for name in read_first(nodes))
+        results = self._seen_outside(block, dict.fromkeys(name for names in writes for name in names), reads)
+        for nodes, names in zip(branches, writes, strict=True):
             for name in results:
                 if name not in names and (name in exists or name in reads):
                     reads.setdefault(name)  # passed on
@@ -183,7 +187,7 @@ class _Lowering:
         before = self._befores([block.node.input[0], *reads], results)
         inside = {name: f"{name}:in" if name in results else name for name in reads}
         nets = {
-            argument: _body(argument, nodes, inside, [], list(results))
+            argument: body_of(argument, nodes, inside, [], list(results))
             for argument, nodes in zip(_NETS["If"], branches, strict=True)
         }
         made = _with(
@@ -193,15 +197,15 @@ class _Lowering:
             results,
             {**nets, "captured": [inside[name] for name in reads]},
         )
-        return [*(_copy(name, old) for name, old in before.items()), made]
+        return [*(copy_of(name, old) for name, old in before.items()), made]
 
     def _while(self, block: _Block, exists: set[str]) -> list[Node]:
         condition = block.node.input[0]
         loop, test = (self.lowered(net, exists) for net in block.nets)
         body = [*loop, *test]
-        reads = _read_first(body)
-        states = self._seen_outside(block, _written(body), {**reads, condition: None})
-        exists = exists.union(_read_first(test), _written(test))
+        reads = read_first(body)
+        states = self._seen_outside(block, written(body), {**reads, condition: None})
+        exists = exists.union(read_first(test), written(test))
         before = self._befores(states, states)
         captured = [name for name in {**reads, condition: None} if name not in states]
         inside = {name: f"{name}:in" for name in states} | {name: name for name in captured}
@@ -213,45 +217,24 @@ class _Lowering:
             [before.get(condition, condition), *before.values(), *captured],
             states,
             {
-                "loop_net": _body("loop_net", body, inside, given, [condition, *states]),
+                "loop_net": body_of("loop_net", body, inside, given, [condition, *states]),
                 "condition": True,
                 "captured": captured,
             },
         )
         known = exists.union(reads)
-        starts = [_copy(name, old) if name in known else _nothing(old) for name, old in before.items()]
+        starts = [copy_of(name, old) if name in known else _nothing(old) for name, old in before.items()]
         return [*test, *starts, made]
 
-    def _seen_outside(self, block: _Block, written: Iterable[str], reads: Mapping[str, None]) -> dict[str, None]:
+    def _seen_outside(self, block: _Block, writes: Iterable[str], reads: Mapping[str, None]) -> dict[str, None]:
         """What of it is read elsewhere, or when the block is executed again, those that the operator names first."""
         own = _mentioned(inner for net in block.nets for inner in net)
-        seen = [name for name in written if self._mentioned[name] > own[name] or name in reads]
+        seen = [name for name in writes if self._mentioned[name] > own[name] or name in reads]
         return dict.fromkeys(sorted(seen, key=lambda name: name not in block.node.output))
 
     def _befores(self, names: Iterable[str], results: Mapping[str, None]) -> dict[str, str]:
         """Other names for what blobs hold before the operator that overwrites them."""
         return {name: f"{name}:before{next(self._numbers)}" for name in dict.fromkeys(names) if name in results}
-
-
-def _body(
-    name: str, nodes: list[Node], inside: Mapping[str, str], given: Sequence[str], results: Sequence[str]
-) -> NetDef:
-    """A net that takes `given` and captures what blobs are called `inside`, and results in `results`.
-
-    What it is given it may not write: what it reads before it writes it, it has copied first.
-    """
-    written, reads = _written(nodes), _read_first(nodes)
-    starts = [_copy(inside[one], one) for one in reads if one in written]
-    kept = {one: other for one, other in inside.items() if one not in written}
-    operators = [*starts, *(node.renamed(kept) for node in nodes)]
-    passed = [kept.get(one, one) for one in results]
-    read = {one for node in operators for one in node.input}.union(passed)
-    return NetDef(
-        name=name,
-        op=[node.message() for node in operators],
-        external_input=[*given, *(one for one in inside.values() if one in read and one not in given)],
-        external_output=passed,
-    )
 
 
 def _with(
@@ -260,24 +243,6 @@ def _with(
     return node.changed(op_type=op_type, inputs=inputs, outputs=outputs, values=new_node(op_type, arg=arg).values)
 
 
-def _copy(source: str, target: str) -> Node:
-    return new_node("Copy", [source], [target])
-
-
 def _nothing(name: str) -> Node:
     """A blob that nothing has written: no elements."""
     return new_node("NoOp", [], [name])
-
-
-def _written(nodes: Iterable[Node]) -> dict[str, None]:
-    return dict.fromkeys(name for node in nodes for name in node.output)
-
-
-def _read_first(nodes: Iterable[Node]) -> dict[str, None]:
-    """What the operators read before one of them writes it."""
-    written: set[str] = set()
-    found: dict[str, None] = {}
-    for node in nodes:
-        found.update((name, None) for name in node.input if name not in written)
-        written.update(node.output)
-    return found

@@ -170,6 +170,54 @@ def test_control_ops(script: Script) -> None:
     assert found["steps"] == {"start": 2, "counted": 4, "was_positive": 0}
 
 
+def test_char_rnn(script: Script) -> None:
+    found = script("char_rnn.py")
+    params = [found["params"][name].astype(float) for name in found["names"]]
+    hidden = cell = np.zeros((2, 8))
+    for step, (x, target) in enumerate(zip(found["inputs"], found["targets"], strict=True), 1):
+        loss, gradients, hidden, cell = _lstm(params, x.astype(float), target, hidden, cell)
+        assert found["losses"][step - 1] == pytest.approx(loss, rel=1e-5)
+        for param, gradient in zip(params, gradients, strict=True):
+            param -= 0.5 * 0.9999**step * gradient
+    for name, param in zip(found["names"], params, strict=True):
+        np.testing.assert_allclose(found["trained"][name], param, rtol=0, atol=2e-6)
+    assert np.mean(found["losses"][-4:]) < 0.97 * np.mean(found["losses"][:4])
+
+
+def _lstm(
+    params: list[Array], x: Array, target: Array, hidden: Array, cell: Array
+) -> tuple[float, list[Array], Array, Array]:
+    """The loss of the network of `char_rnn.py` in float64, its gradients, and the states behind the last step."""
+    i2h_w, i2h_b, gates_w, gates_b, out_w, out_b = params
+    steps = []
+    for row in x:
+        gates = row @ i2h_w.T + i2h_b + hidden @ gates_w.T + gates_b
+        i, f, o = (1 / (1 + np.exp(-part)) for part in np.split(gates[:, :24], 3, axis=1))
+        g = np.tanh(gates[:, 24:])
+        after = f * cell + i * g
+        steps.append((row, hidden, cell, i, f, o, g, after))
+        hidden, cell = o * np.tanh(after), after
+    outputs = np.array([one[5] * np.tanh(one[7]) for one in steps])
+    softmax = _softmax((outputs @ out_w.T + out_b).reshape(len(target), -1))
+    loss = float(-np.log(softmax[np.arange(len(target)), target]).mean())
+    d_out = ((softmax - np.eye(softmax.shape[1])[target]) / len(target)).reshape(*outputs.shape[:2], -1)
+    gradients = [np.zeros_like(param) for param in params]
+    gradients[4] += np.einsum("tno,tnh->oh", d_out, outputs)
+    gradients[5] += d_out.sum((0, 1))
+    d_hidden, d_cell = np.zeros_like(hidden), np.zeros_like(cell)
+    for (row, before, cell_before, i, f, o, g, after), d_row in zip(steps[::-1], (d_out @ out_w)[::-1], strict=True):
+        d_hidden = d_hidden + d_row
+        d_cell = d_cell + d_hidden * o * (1 - np.tanh(after) ** 2)
+        parts = d_cell * g * i * (1 - i), d_cell * cell_before * f * (1 - f), d_hidden * np.tanh(after) * o * (1 - o)
+        d_gates = np.concatenate([*parts, d_cell * i * (1 - g**2)], axis=1)
+        gradients[0] += d_gates.T @ row
+        gradients[1] += d_gates.sum(0)
+        gradients[2] += d_gates.T @ before
+        gradients[3] += d_gates.sum(0)
+        d_hidden, d_cell = d_gates @ gates_w, d_cell * f
+    return loss, gradients, hidden, cell
+
+
 def _softmax(x: Array) -> Array:
     exponentials = np.exp(x - x.max(1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(1, keepdims=True))

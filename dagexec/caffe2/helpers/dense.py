@@ -24,7 +24,8 @@ def fc(
     BiasInitializer: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """x W^T + b, with W of dim_out x dim_in."""
+    """x W^T + b, with W of dim_out x dim_in; where `blob_out` is None, under a new name."""
+    blob_out = blob_out or model.net.NextName()
     w = weight(model, blob_out, [dim_out, dim_in], weight_init, WeightInitializer)
     b = bias(model, blob_out, dim_out, bias_init, BiasInitializer)
     return model.net.FC([blob_in, w, b], blob_out, **kwargs)
