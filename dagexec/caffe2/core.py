@@ -118,6 +118,18 @@ class GradientRegistry:
         made = gradient(op, [None if one is None else plain_gradient(one) for one in g_output])
         return list(made.operators), [_as_reference(one) for one in made.inputs]
 
+    @staticmethod
+    def GetBackwardPass(operators: Iterable[OperatorDef], ys: Any) -> tuple[list[OperatorDef], dict[str, Any]]:
+        """The gradient operators of a list of operators, and the gradient of each blob that has one.
+
+        `ys` are the losses, as for `Net.AddGradientOperators`. Raises GradientError.
+        """
+        net = Net("backward_pass")
+        net.extend_ops(operators)
+        forward = len(net.Proto().op)
+        gradients = net.AddGradientOperators(ys)
+        return list(net.Proto().op[forward:]), gradients
+
 
 def _as_reference(made: Gradient | None) -> Any:
     if isinstance(made, SparseGradient):

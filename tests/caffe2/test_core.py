@@ -210,6 +210,16 @@ def test_the_gradient_of_one_operator() -> None:
     assert (made.type, list(made.input), of_x) == ("ReluGradient", ["y", "dy"], "x_grad")
 
 
+def test_the_gradients_of_a_list_of_operators() -> None:
+    operators = [core.CreateOperator("Sqr", "x", "y"), core.CreateOperator("SumElements", "y", "loss")]
+    made, gradients = core.GradientRegistry.GetBackwardPass(operators, {"loss": "d"})
+    assert set(gradients) == {"x", "y", "loss"}
+    workspace.FeedBlob("x", np.array([1, -3], np.float32))
+    workspace.FeedBlob("d", np.array(0.5, np.float32))
+    workspace.RunOperatorsOnce([*operators, *made])
+    assert workspace.FetchBlob(gradients["x"]).tolist() == [1, -3]
+
+
 def test_random_seeds() -> None:
     net = core.Net("seeded")
     net.GaussianFill([], "x", shape=[4])
