@@ -12,6 +12,7 @@ from dagexec.core.io_access import IO
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.proto import Argument, NetDef, OperatorDef
 from dagexec.errors import ModelFormatError
+from dagexec.frontend.caffe2_int8 import without_int8
 from dagexec.frontend.caffe2_weights import Array, load_init_net
 from dagexec.storage.net_file import load_net
 
@@ -48,6 +49,7 @@ def from_nets(
     """
     if not predict.op:
         raise ModelFormatError(f"net {predict.name or name!r} has no operators; there is nothing to run")
+    init, predict = without_int8(init, predict)
     filled = {blob for operator in init.op for blob in operator.output} if init is not None else set()
     filled |= weights.keys()
     needed = list(predict.external_input) or _read_before_written(predict)

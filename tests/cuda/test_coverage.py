@@ -68,6 +68,10 @@ HOST = {
     "Island": "sessions of other runtimes are opened on the processor",
     "Python": "a function of the application works on arrays of NumPy",
     "OnnxSession": "sessions of other runtimes are opened on the processor",
+    **dict.fromkeys(
+        ("AddFixedPoint", "AveragePoolFixedPoint", "RequantizeFixedPoint", "SoftmaxOfBytes"),
+        "of Caffe2's int8 nets, which are for processors of phones",
+    ),
     "DynamicQuantLSTM": "of dynamically quantized ONNX files, which are for processors",
     "GivenTensorStringFill": "strings are not tensors of a device",
     "BitCast": ONNX,

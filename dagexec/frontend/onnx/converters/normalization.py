@@ -115,8 +115,12 @@ def dropout(node: OnnxNode) -> list[Node]:
 
 def _ratio(node: OnnxNode) -> dict[str, float]:
     """The share that a training drops, where it can be one and is not the usual one."""
-    ratio = node.number("ratio", 0.5) if node.opset < 12 else node.value(1) if node.has_input(1) else 0.5
-    return {"ratio": float(ratio)} if ratio is not None and 0 <= ratio < 1 and ratio != 0.5 else {}
+    ratio: float = 0.5
+    if node.opset < 12:
+        ratio = node.number("ratio", 0.5)
+    elif node.has_input(1) and node.value(1) is not None:
+        ratio = float(node.constant_scalar(1, "ratio"))
+    return {"ratio": ratio} if 0 <= ratio < 1 and ratio != 0.5 else {}
 
 
 def _training_dropout(node: OnnxNode) -> list[Node]:
