@@ -15,8 +15,9 @@ from enum import Enum
 
 import numpy as np
 
+from dagexec.compiler.growing_axes import NotSteppingError
 from dagexec.compiler.length_contents import Array
-from dagexec.compiler.stepping import CACHE, LENGTH, OPENED, NotSteppingError, Stepping
+from dagexec.compiler.stepping import CACHE, LENGTH, OPENED, Stepping
 from dagexec.core.dtypes import INT64, from_numpy
 from dagexec.core.inference import infer_listed
 from dagexec.core.model import InputInfo, Model

@@ -6,8 +6,8 @@ there are is never read. Sizes that the net asks for with `Shape` are sums of a 
 operators that would make tensors of such sizes make them full. A Concat of past and new keys, one of values, and the
 FusedAttention that reads both become `CachedAttention`, and so does ONNX's Attention (`attention_with_past`).
 
-Growing blobs may only go where each of their elements goes its own way: element-wise operators, views and permutations,
-and masks of attention. A net in which they go elsewhere has no such net.
+Where growing blobs may go, and where the axis is then, `growing_axes.py` says; a net in which they go elsewhere has no
+such net.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from dagexec.compiler.attention_with_past import AttentionWithPast, NotCachedError
+from dagexec.compiler.growing_axes import Known, NotSteppingError, axis_after, types_after
 from dagexec.compiler.length_contents import MOST_ELEMENTS, Array, Domain, Sum, constant, contents_after
 from dagexec.core.arguments import shared
 from dagexec.core.dtypes import FLOAT32, INT64, from_numpy
-from dagexec.core.inferred_types import output_types
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.row_axes import rule_of
 from dagexec.core.rows import elementwise, keeps_axes
 from dagexec.core.schema import OperatorCall, TensorType
-from dagexec.errors import DagexecError
 from dagexec.ops.families.attention.attention import ATTENTION
 from dagexec.ops.families.attention.cached import CACHED_ATTENTION
 from dagexec.ops.families.attention.fused import FUSED_ATTENTION
@@ -41,33 +40,6 @@ CACHE, LENGTH = "session/cache", "session/length"
 
 OPENED = "session/opened"
 """The latter, once all layers have found the caches."""
-
-_PICKING = frozenset(("Gather", "GatherND"))
-
-
-class NotSteppingError(Exception):
-    """A net has no net of a step; the message says why."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of a blob.
-
-    Attributes:
-        type: with a full cache.
-        grows: the axis that is as long as the cache, and by how much it is longer; None where there is none.
-        content: its elements, where they follow from the length alone, and are few.
-        varies: it depends on the length.
-        cached: the state, and the blob that is put behind it, whose Concat this is.
-        domain: what its elements may be, where that is told, and they are not followed.
-    """
-
-    type: TensorType
-    grows: tuple[int, int] | None = None
-    content: Sum | None = None
-    varies: bool = False
-    cached: tuple[str, str, tuple[int, ...]] | None = None
-    domain: Domain | None = None
 
 
 @dataclass(frozen=True)
@@ -212,29 +184,8 @@ class _Stepping:
     def _keep(self, node: Node, inputs: Sequence[Known]) -> None:
         """An operator that stays as it is."""
         schema = schema_of(node.type)
-        growing = [one for one in inputs if one.grows]
         types = self._types(node, [one.type for one in inputs], [one.content for one in inputs])
-        grows: tuple[int, int] | None = None
-        if growing:
-            if node.type == "Transpose" or (schema.is_view(node) and len(inputs) == 1):
-                grows = self._moved(node, inputs[0])
-            elif node.type in _PICKING:
-                grows = self._picked(node, inputs, len(types[0].shape))
-            elif node.type == "Concat":
-                grows = self._side_by_side(node, inputs)
-            elif rule_of(schema) in (elementwise, keeps_axes) and len(types) == 1:
-                ends = {(one.grows[0] - len(one.type.shape), one.grows[1]) for one in growing if one.grows is not None}
-                if len(ends) > 1:
-                    raise NotSteppingError(f"{node.type} joins axes of several lengths")
-                (place, more), rank = ends.pop(), len(types[0].shape)
-                grows = place + rank, more
-                sizes = {one.type.shape[place] for one in inputs if len(one.type.shape) >= -place}
-                if not sizes <= {1, types[0].shape[place + rank]}:
-                    raise NotSteppingError(f"{node.type} joins axes of several lengths")
-                if any(not one.grows and self._size(one, place) > 1 for one in inputs):
-                    raise NotSteppingError(f"{node.type} joins what grows with what does not")
-            else:
-                raise NotSteppingError(f"{node.type} reads {node.input[0]!r}, which grows")
+        grows = axis_after(node, inputs, types) if any(one.grows for one in inputs) else None
         contents = contents_after(node, [(one.type, one.content) for one in inputs], types)
         is_followed = not schema.effects and None not in contents
         domain = None
@@ -265,82 +216,13 @@ class _Stepping:
         self._unwritten.discard(name)
         self._aliases.pop(name, None)
 
-    @staticmethod
-    def _size(one: Known, place: int) -> int:
-        shape = one.type.shape
-        return shape[place] if len(shape) >= -place else 1
-
     def _types(self, node: Node, types: Sequence[TensorType], contents: Sequence[Sum | None]) -> Sequence[TensorType]:
-        schema = schema_of(node.type)
-        if not schema.can_infer(node) or schema.sub_nets or schema.handles:
-            raise NotSteppingError(f"what {node.type} makes is not known before a run")
-        read = schema.values_read(node)
-        values = tuple(
+        read = schema_of(node.type).values_read(node)
+        values = [
             None if index not in read or content is None else content.at(self._length)
             for index, content in enumerate(contents)
-        )
-        call = OperatorCall(node, node.arguments(node.type), tuple(types), values, node.type)
-        try:
-            return output_types(call, schema)
-        except DagexecError as error:
-            raise NotSteppingError(f"{node.type}: {error}") from None
-
-    def _moved(self, node: Node, source: Known) -> tuple[int, int]:
-        """Where the axis that grows is in the result of a view or a permutation."""
-        assert source.grows is not None
-        axis, more = source.grows
-        shape = list(source.type.shape)
-        size = shape[axis] = max(shape) + 1
-        (kind,) = self._types(node, [TensorType(tuple(shape), source.type.meta)], [None])
-        if size not in kind.shape:
-            raise NotSteppingError(f"{node.type} mixes an axis that grows with others")
-        place = kind.shape.index(size)
-        if node.type != "Transpose" and math.prod(shape[:axis]) != math.prod(kind.shape[:place]):
-            raise NotSteppingError(f"{node.type} mixes an axis that grows with others")
-        return place, more
-
-    def _picked(self, node: Node, inputs: Sequence[Known], rank: int) -> tuple[int, int] | None:
-        """Where the result grows of an operator that picks elements by indices, which are numbers of positions.
-
-        An index of a position that there is leads to an element that there is.
-        """
-        data, indices = inputs
-        arguments = node.arguments(node.type)
-        if node.type == "Gather":
-            picked = [arguments.int("axis", 0) % len(data.type.shape)]
-        else:
-            picked = list(range(indices.type.shape[-1])) if not arguments.int("batch_dims", 0) else []
-        if data.grows and data.grows[0] not in picked:
-            raise NotSteppingError(f"{node.type} keeps an axis of {node.input[0]!r} that grows")
-        if indices.grows is None:
-            return None
-        self._require_inside(node, data, indices, picked)
-        axis, more = indices.grows
-        if node.type == "GatherND" and axis == len(indices.type.shape) - 1:
-            raise NotSteppingError(f"{node.type} takes indices {node.input[1]!r} of a length that grows")
-        return axis + (picked[0] if node.type == "Gather" else 0), more
-
-    def _require_inside(self, node: Node, data: Known, indices: Known, axes: Sequence[int]) -> None:
-        """Raise NotSteppingError unless all indices, with full caches, lead to elements that are in memory then."""
-        sizes = np.array([data.type.shape[axis] for axis in axes])
-        content, domain = indices.content, indices.domain
-        if content is not None and content.is_constant:
-            inside = bool(((content.base >= -sizes) & (content.base < sizes)).all())
-        else:
-            inside = domain is not None and bool(
-                -sizes.min() <= domain.values.min() <= domain.values.max() < sizes.min()
-            )
-        if not inside:
-            raise NotSteppingError(f"{node.type} picks of {node.input[0]!r} what may not be there")
-
-    def _side_by_side(self, node: Node, inputs: Sequence[Known]) -> tuple[int, int]:
-        """Where the result of a Concat along another axis grows."""
-        grows = {one.grows for one in inputs}
-        axis = node.arguments(node.type).int("axis", 1) % len(inputs[0].type.shape)
-        common = grows.pop()
-        if grows or common is None or common[0] == axis or node.arguments(node.type).bool("add_axis"):
-            raise NotSteppingError("Concat joins what grows with what does not")
-        return common
+        ]
+        return types_after(node, types, values)
 
     def _domain(self, node: Node, inputs: Sequence[Known]) -> Domain | None:
         """What the elements may be that an element-wise operator makes."""
@@ -443,7 +325,7 @@ class _Stepping:
             before = data[0].type.shape[:axis], full.shape[: axes[0]] if axes else ()
             if not axes or math.prod(before[0]) != math.prod(before[1]):
                 raise NotSteppingError("Reshape mixes an axis that grows with others")
-        elif data and (grows is None or any(self._ends(one, len(full.shape)) != grows for one in data)):
+        elif data and (grows is None or any(one.axis_of(len(full.shape)) != grows for one in data)):
             raise NotSteppingError(f"{node.type} joins axes of several lengths")
         names = list(node.input)
         for index, content in sums.items():
@@ -465,10 +347,6 @@ class _Stepping:
         axis, more = one.grows
         return TensorType((*one.type.shape[:axis], length + more, *one.type.shape[axis + 1 :]), one.type.meta)
 
-    @staticmethod
-    def _ends(one: Known, rank: int) -> tuple[int, int] | None:
-        return None if one.grows is None else (one.grows[0] + rank - len(one.type.shape), one.grows[1])
-
     def _append(self, node: Node, inputs: Sequence[Known]) -> None:
         """A Concat of past and new positions: nothing happens before attention reads it."""
         state, (axis, more) = node.input[0], inputs[0].grows or (0, 0)
@@ -478,7 +356,7 @@ class _Stepping:
             raise NotSteppingError(f"Concat puts more than new positions behind {state!r}")
         if self._states[state] != node.output[0]:
             raise NotSteppingError(f"state {state!r} becomes {self._states[state]!r}, not what is put behind it")
-        (kind,) = self._types(node, [one.type for one in inputs], [None, None])
+        (kind,) = types_after(node, [one.type for one in inputs])
         cached = state, node.input[1], inputs[1].type.shape
         self._learn(node.output[0], Known(kind, (axis, inputs[1].type.shape[axis]), None, True, cached))
 
@@ -503,7 +381,7 @@ class _Stepping:
 
     def _require_columns(self, masks: Sequence[Known], added: int) -> None:
         for one in masks:
-            if self._ends(one, 4) != (3, added):
+            if one.axis_of(4) != (3, added):
                 raise NotSteppingError("a mask has not one column for each position")
 
     def _keep_layer(self, layer: Layer) -> None:
@@ -514,7 +392,7 @@ class _Stepping:
 
     def _put_varying(self, node: Node) -> None:
         """Have an operator in the net whose result depends on the length."""
-        (kind,) = self._types(node, [self._known[name].type for name in node.input], [None] * len(node.input))
+        (kind,) = types_after(node, [self._known[name].type for name in node.input])
         self._put(node)
         self._learn(node.output[0], Known(kind, varies=True))
 
@@ -528,7 +406,7 @@ class _Stepping:
             raise NotSteppingError(str(error)) from None
         sizes, states = attention.sizes, attention.states
         added = sizes.keys - sizes.past
-        _, *present = self._types(node, types, [None] * len(types))
+        _, *present = types_after(node, types)
         for state, output, kind in zip(states, attention.present, present, strict=True):
             known = self._known[state]
             if known.grows != (2, 0) or self._states.get(state) != output:

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dagexec.compiler.growing_axes import NotSteppingError
 from dagexec.compiler.joined_steps import joined_step
-from dagexec.compiler.stepping import CACHE, LENGTH, NotSteppingError, Stepping, stepping_net
+from dagexec.compiler.stepping import CACHE, LENGTH, Stepping, stepping_net
 from dagexec.core.caches import Caches
 from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.model import InputInfo, Model

@@ -20,6 +20,7 @@ PATTERNS = {
     "lengths.py": "what leaves numbers as they are",
     "positions.py": "of which operators numbers of positions are linear",
     "length_contents.py": "of which operators sums of the length are sums",
+    "growing_axes.py": "what picks elements by their numbers",
     "stepping.py": "what makes tensors as large as it is told",
     "passes/axes.py": "what moves or repeats elements without being a view",
     "passes/before_resize.py": "resizing by factors for two axes alone",

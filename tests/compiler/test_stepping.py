@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagexec.compiler.stepping import CACHE, LENGTH, OPENED, NotSteppingError, Stepping, stepping_net
+from dagexec.compiler.growing_axes import NotSteppingError
+from dagexec.compiler.stepping import CACHE, LENGTH, OPENED, Stepping, stepping_net
 from dagexec.core.dtypes import FLOAT32, INT64
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.node import Node, new_node

@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
+from dagexec.compiler.growing_axes import NotSteppingError
 from dagexec.compiler.joined_steps import joined_step
-from dagexec.compiler.stepping import NotSteppingError, Stepping, stepping_net
+from dagexec.compiler.stepping import Stepping, stepping_net
 from dagexec.core.model import Model
 from dagexec.core.schema import TensorType
 from dagexec.errors import DagexecError, RowsError, SettingError
