@@ -106,7 +106,7 @@ class ExecutorWithAlternatives(Executor):
     def _closing(self) -> tuple[Executor, ...]:
         """Compile no more, and admit no requests; returns all compiled executors."""
         if not self._dispatcher.forked:
-            self._shut()
+            self._shutdown.admit_no_more()
         with self._compiling:
             self._is_open = False
             return tuple(self._alternatives.values())

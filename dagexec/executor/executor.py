@@ -38,12 +38,13 @@ from dagexec.executor.interface import Interface
 from dagexec.executor.model_runner import ModelRunner
 from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request
-from dagexec.executor.requests.waiting import TaskWait, event_loop, on_a_thread
+from dagexec.executor.requests.waiting import TaskWait, event_loop
 from dagexec.executor.runs.callers import Callers
 from dagexec.executor.runs.inline import InlineRuns
 from dagexec.executor.runs.pooled import PooledRuns
 from dagexec.executor.runs.turns import Turns
 from dagexec.executor.sessions.names import caches_by_name
+from dagexec.executor.shutdown import Shutdown
 from dagexec.executor.source.options import new_place
 from dagexec.executor.source.origin import Origin
 from dagexec.executor.source.types import GivenTypes
@@ -55,7 +56,6 @@ from dagexec.platform.lazy import LazyModule
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.observe.trace_lines import line_observer
-from dagexec.scheduler.run.run import waiting_time
 from dagexec.scheduler.workers.place import Place, beside
 
 if not TYPE_CHECKING:
@@ -178,6 +178,10 @@ class Executor(ModelRunner):
         self._turns: Turns | None = None
         if self._inline is not None and options.max_queued is None and options.max_batch == 1:
             self._turns = Turns(self._dispatcher, self._pooled, self._inline)
+        self._shutdown = Shutdown(
+            self._dispatcher, self._pooled, place, self._beside.close, self._replicas.close, self._finalizer,
+            has_turns=self._turns is not None,
+        )  # fmt: skip
 
     @property
     def overridable(self) -> Mapping[str, InputInfo]:
@@ -363,29 +367,13 @@ class Executor(ModelRunner):
         abandoned as well and runs stop before their next operator or piece, both with ClosedError; the result is then
         False. Raises what `close` raises.
         """
-        if self._dispatcher.forked:
-            return True
-        longest = waiting_time(timeout)
-        self._shut()
-        in_time = self._wait_until_empty(longest)
-        if not in_time:
-            self._dispatcher.abandon_queue()
-            self._dispatcher.stop_running()
+        in_time = self._shutdown.drain(timeout)
         self.close()
         return in_time
 
     async def drain_async(self, timeout: float | None = None) -> bool:
         """Like `drain`, for a task. If it is cancelled, the executor admits no more requests but is not closed yet."""
-        if self._dispatcher.forked:
-            return True
-        waiting_time(timeout)
-        self._shut()
-        wait = TaskWait()
-        self._when_empty(wait.notify)
-        in_time = await wait.wait(timeout)
-        if not in_time:
-            self._dispatcher.abandon_queue()
-            self._dispatcher.stop_running()
+        in_time = await self._shutdown.drain_async(timeout)
         await self.aclose()
         return in_time
 
@@ -395,27 +383,11 @@ class Executor(ModelRunner):
         With `drain` queued requests finish as well. Raises DagexecError when called by one of the executor's own
         workers, which would wait for itself. Does nothing in a forked child.
         """
-        if self._dispatcher.forked:
-            return
-        self._shut()
-        if not drain:
-            self._dispatcher.abandon_queue()
-        self._wait_until_empty(-1)
-        self._release()
+        self._shutdown.close(drain)
 
     async def aclose(self, *, drain: bool = False) -> None:
         """Like `close`, for a task. It returns when the executor is closed, even if the task is cancelled."""
-        if self._dispatcher.forked:
-            return
-        self._shut()
-        if not drain:
-            self._dispatcher.abandon_queue()
-        wait = TaskWait()
-        self._when_empty(wait.notify)
-        try:
-            await wait.wait_out()
-        finally:
-            await self._release_async()
+        await self._shutdown.close_async(drain)
 
     def reopen(self) -> None:
         """Make the parent's executor usable in a child created by `os.fork`, with new workers and nets.
@@ -476,33 +448,6 @@ class Executor(ModelRunner):
     def _new_wait(self) -> ThreadWait:
         """A wait for the workers."""
         return self._pool.new_wait(self._dispatcher.share)
-
-    def _shut(self) -> None:
-        self._dispatcher.check_caller("close")
-        self._dispatcher.shut()
-
-    def _when_empty(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once there are no requests. They do not wait for others any more."""
-        self._dispatcher.when_empty(callback)
-        self._pooled.start_waiting()
-        if self._turns is not None:
-            self._pooled.give_up_turns()
-
-    def _wait_until_empty(self, seconds: float) -> bool:
-        wait = self._new_wait()
-        self._when_empty(wait.notify)
-        return wait.wait(seconds)
-
-    def _release(self) -> None:
-        self._beside.close()
-        self._place.leave()
-        self._dispatcher.give_back_arenas()
-        self._replicas.close()
-        self._finalizer.detach()  # it would keep the replicas, and with their last failure the executor
-
-    async def _release_async(self) -> None:
-        """`_release` on a thread of its own, as it joins others; not interrupted by a cancellation."""
-        await on_a_thread(f"dagexec-{self.model.name}-closing", self._release)
 
 
 def _built(
