@@ -146,7 +146,7 @@ def _side_by_side(node: Node, inputs: Sequence[Known]) -> tuple[int, int]:
 def _joined(node: Node, inputs: Sequence[Known], result: TensorType) -> tuple[int, int]:
     """Of an element-wise operator."""
     rank = len(result.shape)
-    axes = {axis for one in inputs if (axis := one.axis_of(rank)) is not None}
+    axes = {found for one in inputs if (found := one.axis_of(rank)) is not None}
     if len(axes) > 1:
         raise NotSteppingError(f"{node.type} joins axes of several lengths")
     axis, more = axes.pop()

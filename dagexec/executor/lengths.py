@@ -76,6 +76,14 @@ class _Sizes(NamedTuple):
     full: int
 
 
+class _Tail(NamedTuple):
+    """What follows on a net: who runs it, what that is fed, and what it is asked for."""
+
+    executor: ModelRunner
+    fed: Mapping[str, Array]
+    call: Call
+
+
 @dataclass(frozen=True)
 class LengthRun:
     """One such run.
@@ -111,9 +119,19 @@ class LengthRun:
             return self.call
         return self.call._replace(outputs=self.of_net, out=None)
 
-    def results(self, outputs: Outputs) -> Outputs:
-        """The first positions of the outputs of the net. Raises FeedError for an array that does not fit."""
-        return {name: self._result(name, array) for name, array in outputs.items()}
+    def after_net(self, outputs: Outputs) -> tuple[Outputs, _Tail | None]:
+        """The first positions of these outputs of the net, and what follows; None where nothing does.
+
+        Raises FeedError for an array of the caller that does not fit.
+        """
+        self.sizes.kind.computed.add(self.sizes.full)
+        results = {name: self._result(name, array) for name, array in outputs.items()}
+        return results, self._tail(results)
+
+    def whole(self, results: Outputs, others: Outputs) -> Outputs:
+        """The outputs that were asked for, of those of the net and of its tail."""
+        both = {**results, **others}
+        return {name: both[name] for name in self.names}
 
     def _result(self, name: str, array: Array) -> Array:
         axes = self.sizes.kind.sized.outputs[name]
@@ -125,8 +143,7 @@ class LengthRun:
         target[...] = first
         return target
 
-    def tail(self, results: Outputs) -> tuple[ModelRunner, Mapping[str, Array], Call] | None:
-        """Who computes what follows on these results of the net, of which arrays; None where nothing does."""
+    def _tail(self, results: Outputs) -> _Tail | None:
         kind = self.sizes.kind
         names = kind.of_tail(self.names)
         if not names or kind.tail is None:
@@ -134,7 +151,7 @@ class LengthRun:
         fed = {name: results[name] if name in results else self.arrays[name] for name in kind.tail.inputs}
         out = {name: array for name, array in (self.call.out or {}).items() if name in names}
         left = None if self.call.timeout is None else max(0.0, self.call.timeout - (threads().monotonic() - self.begun))
-        return kind.tail, fed, Call(names, out or None, left, self.call.priority)
+        return _Tail(kind.tail, fed, Call(names, out or None, left, self.call.priority))
 
 
 def axes_of_length(inputs: Mapping[str, InputInfo]) -> dict[str, int]:
@@ -176,16 +193,12 @@ class LengthRuns:
         if run is None:
             return None
         try:
-            results = run.results(run.executor._run(run.fed, run.call_of_net))
+            outputs = run.executor._run(run.fed, run.call_of_net)
         except (OperatorError, ShapeError) as error:
             self._refuse(run, error)
             return None
-        run.sizes.kind.computed.add(run.sizes.full)
-        tail = run.tail(results)
-        if tail is None:
-            return results
-        executor, fed, call = tail
-        return _both(run, results, executor._run(fed, call))
+        results, tail = run.after_net(outputs)
+        return results if tail is None else run.whole(results, tail.executor._run(tail.fed, tail.call))
 
     async def run_async(self, feeds: Feeds | npt.ArrayLike, call: Call) -> Outputs | None:
         """The same in a task."""
@@ -199,16 +212,12 @@ class LengthRuns:
         if run is None:
             return None
         try:
-            results = run.results(await run.executor._run_async(run.fed, run.call_of_net))
+            outputs = await run.executor._run_async(run.fed, run.call_of_net)
         except (OperatorError, ShapeError) as error:
             self._refuse(run, error)
             return None
-        run.sizes.kind.computed.add(run.sizes.full)
-        tail = run.tail(results)
-        if tail is None:
-            return results
-        executor, fed, call = tail
-        return _both(run, results, await executor._run_async(fed, call))
+        results, tail = run.after_net(outputs)
+        return results if tail is None else run.whole(results, await tail.executor._run_async(tail.fed, tail.call))
 
     def _refuse(self, run: LengthRun, error: DagexecError) -> None:
         """The full length may be too much for the net; otherwise the net itself fails likewise, in its own words."""
@@ -300,12 +309,6 @@ class LengthRuns:
         if form not in self._executors:
             self._executors[form] = self._build(model)
         return self._executors[form]
-
-
-def _both(run: LengthRun, results: Outputs, others: Outputs) -> Outputs:
-    """The outputs that were asked for, of those of the net and of its tail."""
-    whole = {**results, **others}
-    return {name: whole[name] for name in run.names}
 
 
 def _whole(array: Array, axis: int | None, full: int) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from dagexec.executor.dispatch.dispatcher import Dispatcher
 from dagexec.executor.requests.waiting import TaskWait, on_a_thread
@@ -22,7 +23,7 @@ class Shutdown:
         place: Place,
         close_others: Callable[[], object],
         close_nets: Callable[[], object],
-        finalizer: weakref.finalize[..., object],
+        finalizer: weakref.finalize[..., Any],
         *,
         has_turns: bool,
     ) -> None:
