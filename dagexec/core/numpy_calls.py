@@ -101,6 +101,8 @@ def natively(prepared: Prepared, label: str) -> Prepared:
 
 
 _MOST_KNOWN, _MOST_ROWS_KNOWN = 1 << 10, 1 << 8
+_MOST_ROWS = 1 << 16
+"""Of a table, which takes 3 MiB then: with more rows, of a few elements each, NumPy calls its loops itself."""
 
 _Numbered = dict[int, tuple[int, Array]]
 """The arrays of some steps, and their numbers, by `id`."""
@@ -234,6 +236,8 @@ def _native(
             ends = list(accumulate(map(len, tables), initial=count))
             steps[-1], count = list(pairwise(ends)), ends[-1]
             rows += tables
+        if count > _MOST_ROWS:
+            return _native((), (), addresses, spans)._replace(steps=[None] * len(parts))
     read = np.concatenate([np.empty(0, np.int64), *calls.read])
     arrays = np.full(len(read), len(addresses))
     for place, (address, (low, high)) in enumerate(zip(addresses, spans, strict=True)):

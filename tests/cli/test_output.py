@@ -45,14 +45,17 @@ def lenet() -> Iterator[dagexec.Executor]:
 def no_room() -> Iterator[None]:
     """Within it, the system lets files of this process grow to 128 bytes, as a full disk would.
 
-    No fixture: pytest reports a test, maybe to a file, before it tears fixtures down.
+    No fixture: pytest reports a test, maybe to a file, before it tears fixtures down. Modules that are imported in it
+    are not compiled to files, which would be cut off and be found by later imports.
     """
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, writes = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writes
 
 
 def traced(executor: dagexec.Executor, path: Path) -> None:

@@ -109,6 +109,16 @@ def test_strides_are_followed() -> None:
     assert_same_bytes(lambda y: partial(np.copyto, y[::2], x[:3, :, ::-5].transpose(1, 2, 0)[::2]), places[..., :3])
 
 
+def test_what_takes_very_many_calls_stays_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of them would be larger than the arrays, and take seconds to write."""
+    x, out = numbers((16, 16, 5), "f")[:, ::2], np.empty((16, 8, 5), np.float32)
+    step = in_sequence([partial(np.negative, x, out=out), partial(np.add, x, out, out=out)])
+    for most, expected in ((1 << 16, True), (40, False)):
+        monkeypatch.setattr("dagexec.core.numpy_calls._MOST_ROWS", most)
+        monkeypatch.setattr("dagexec.core.numpy_calls._known", {})
+        assert (native(step) is not None) == expected
+
+
 def test_large_work_is_cut_and_bytes_do_not_show_where() -> None:
     x = numbers((1000003,), "f")
     for ufunc in (np.add, np.sin, np.exp, np.log, np.tanh, np.power):

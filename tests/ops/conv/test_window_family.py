@@ -28,8 +28,8 @@ MIXED = Geometry(SIZE, (3, 2), (1, 2), (2, 1), (1, 0, 2, 1))
 PLAIN = Geometry(SIZE, (3, 3), (1, 1), (1, 1), (0, 0, 0, 0))
 
 
-OTHERS = {"FusedConv", "QuantConv", "ConvInteger"}
-"""Convolutions that are tested against Conv, or on integers."""
+OTHERS = {"FusedConv", "QuantConv", "ConvInteger", "AveragePoolFixedPoint"}
+"""Those that are tested against Conv, or on integers."""
 
 
 def test_the_family_is_complete() -> None:
