@@ -141,6 +141,15 @@ def _shapes() -> Iterator[tuple[str, Example]]:
     yield "LengthsWeightedSum", Example([_normal(5, 2), weights, lengths], wanted=(0,))
     rows = _integers(1, 3, 1, 0, 0)
     yield "SparseLengthsWeightedSum", Example([_normal(4, 2), weights, rows, lengths], wanted=(0,))
+    yield "LengthsMax", Example([_apart(5, 2), lengths], wanted=(0,))
+    with_weights: dict[str, ArgumentValue] = {"grad_on_weights": 1}
+    yield "LengthsWeightedSum", Example([_normal(5, 2), weights, lengths], wanted=(0, 1), arguments=with_weights)
+    yield (
+        "SparseLengthsWeightedSum",
+        Example([_normal(4, 2), weights, rows, lengths], wanted=(0, 1), arguments=with_weights),
+    )
+    yield from _segments_by_number(rows)
+    yield "LengthsTile", Example([_normal(3, 2), lengths], wanted=(0,))
     yield "LengthsTopK", Example([_apart(5), lengths], outputs=2, wanted=(0,), arguments={"k": 2})
     yield "PackRNNSequence", Example([_normal(5, 2), lengths], wanted=(0,))
     yield "UnpackRNNSequence", Example([_normal(3, 3, 2), lengths], wanted=(0,))
@@ -169,6 +178,16 @@ def _shapes() -> Iterator[tuple[str, Example]]:
     yield "SpaceToDepth", _example(_normal(1, 2, 4, 6), block_size=2, mode="CRD")
     yield "NCHW2NHWC", _example(image)
     yield "NHWC2NCHW", _example(image)
+
+
+def _segments_by_number(rows: Array) -> Iterator[tuple[str, Example]]:
+    weights = _normal(5)
+    for kind, ids in (("Sorted", _integers(0, 0, 1, 2, 2)), ("Unsorted", _integers(3, 0, 1, 0, 0))):
+        for name, data in (("Sum", []), ("Mean", []), ("WeightedSum", [weights])):
+            yield f"{kind}Segment{name}", Example([_normal(5, 2), *data, ids], wanted=(0,))
+            yield f"Sparse{kind}Segment{name}", Example([_normal(4, 2), *data, rows, ids], wanted=(0,))
+    for name in ("Sum", "Mean", "Max", "LogSumExp", "LogMeanExp"):
+        yield f"SortedSegmentRange{name}", Example([_apart(5, 2), _integers(0, 0, 1, 2, 2)], wanted=(0,))
 
 
 def _places() -> Iterator[tuple[str, Example]]:

@@ -13,7 +13,7 @@ from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
-from dagexec.ops.families.sparse.segments import checked_lengths
+from dagexec.ops.families.sparse.segments import checked_lengths, places_in_segments
 
 
 def infer_pack(call: OperatorCall) -> list[TensorType]:
@@ -28,8 +28,7 @@ def infer_pack(call: OperatorCall) -> list[TensorType]:
 
 def _places(lengths: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Time and sequence of each row."""
-    starts = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum())) - np.repeat(starts, lengths), np.repeat(np.arange(len(lengths)), lengths)
+    return places_in_segments(lengths), np.repeat(np.arange(len(lengths)), lengths)
 
 
 @array_function(
