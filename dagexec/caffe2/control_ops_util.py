@@ -33,17 +33,35 @@ def add_while_op(
 def add_control_op(
     net: Net, op_type: str, condition: Any, lexical_scope: Iterable[Any], **subnets: Net | None
 ) -> OperatorDef:
-    """Append such an operator, and return its message."""
+    """Append such an operator, and return its message.
+
+    Branches and bodies are a Do each, whose other blobs are in a workspace of its own; a gradient finds them there.
+    """
     nets = {argument: subnet.Proto() for argument, subnet in subnets.items() if subnet is not None}
     scope = set(map(str, lexical_scope))
     inputs, outputs = _touched(nets.values(), scope)
+    around = scope.union(inputs, outputs)
+    stacks: list[str] = []
+    for argument in [name for name in nets if name != "cond_net"]:
+        stack = net.CreateScope([], net.NextScopedBlob(f"workspace_{op_type.lower()}"))
+        nets[argument] = NetDef(name=argument, op=[_do(nets[argument], around, str(stack))])
+        stacks.append(str(stack))
     definition = CreateOperator(
-        op_type, [BlobReference(condition), *map(BlobReference, inputs)], list(map(BlobReference, outputs)), arg=nets
-    )
-    computed = {blob for one in nets.get("cond_net", NetDef()).op for blob in one.output}
-    net._declare_inputs(BlobReference(name) for name in definition.input if name not in computed)
+        op_type, [BlobReference(condition), *map(BlobReference, (*inputs, *stacks))],
+        list(map(BlobReference, (*outputs, *stacks))), arg=nets,
+    )  # fmt: skip
+    net._declare_inputs(BlobReference(name) for name in definition.input if name not in _tested(definition))
     net.extend_ops([definition])
     return definition
+
+
+def _do(net: NetDef, around: set[str], stack: str) -> OperatorDef:
+    """The operator that runs a net whose blobs are its own, but for those `around` it."""
+    inputs, outputs = _touched([net], around)
+    places = {name: place for place, name in enumerate((*inputs, *outputs))}
+    arguments = {"net": net, "inner_blobs": list(places), "outer_blobs_idx": list(places.values())}
+    read, written = ([*map(BlobReference, (*blobs, stack))] for blobs in (inputs, outputs))
+    return CreateOperator("Do", read, written, arg=arguments)
 
 
 def add_else_net(net: Net, definition: OperatorDef, lexical_scope: Iterable[Any], else_net: Net) -> None:
@@ -53,10 +71,16 @@ def add_else_net(net: Net, definition: OperatorDef, lexical_scope: Iterable[Any]
         raise Caffe2Error("Else follows an IfNet, with nothing in between")
     [then_net] = [one.n for one in definition.arg if one.name == "then_net"]
     copy = NetDef()
-    copy.CopyFrom(then_net)
-    del proto.op[-1]
-    branch = Net(copy)
-    add_control_op(net, "If", definition.input[0], lexical_scope, then_net=branch, else_net=else_net)
+    copy.CopyFrom(next(one.n for one in then_net.op[0].arg if one.name == "net"))
+    condition = definition.input[0]
+    del proto.op[-2:]  # with its CreateScope
+    add_control_op(net, "If", condition, lexical_scope, then_net=Net(copy), else_net=else_net)
+
+
+def _tested(definition: OperatorDef) -> set[str]:
+    """The condition of a While, where its condition net computes it."""
+    tests = [argument.n for argument in definition.arg if argument.name == "cond_net"]
+    return {*definition.input[:1]}.intersection(blob for net in tests for one in net.op for blob in one.output)
 
 
 def _touched(nets: Iterable[NetDef], scope: set[str]) -> tuple[list[str], list[str]]:
@@ -66,6 +90,7 @@ def _touched(nets: Iterable[NetDef], scope: set[str]) -> tuple[list[str], list[s
     for net in nets:
         inside: set[str] = set()
         for one in net.op:
+            inside.update(_tested(one))
             read.update((name, None) for name in one.input if name not in inside and name not in written)
             inside.update(one.output)
         written.update((name, None) for name in inside)

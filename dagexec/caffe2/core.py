@@ -13,11 +13,12 @@ from dagexec.caffe2.net import Net
 from dagexec.caffe2.plans import ExecutionStep, Plan, add_nets_in_order, execution_step, to_execution_step
 from dagexec.caffe2.references import BlobReference, GradientSlice, ScopedBlobReference, ScopedName, plain_gradient
 from dagexec.caffe2.scope import CurrentDeviceScope, CurrentNameScope, DeviceScope, EmptyDeviceScope, NameScope
-from dagexec.core.gradient import Gradient, SparseGradient, gradient
+from dagexec.core.gradient import Gradient, SparseGradient
 from dagexec.core.proto import DeviceOption as DeviceOptionMessage
 from dagexec.core.proto import OperatorDef, TensorProto
 from dagexec.core.registry import has_engine, is_registered, registered_operators
 from dagexec.core.subnets import ONLY_IN_MESSAGES
+from dagexec.training.backward import gradient_of_operator
 
 __all__ = [
     "BlobReference",
@@ -115,7 +116,7 @@ class GradientRegistry:
 
         `g_output` has the gradient of each output, or None: a name, or a GradientSlice. Raises GradientError.
         """
-        made = gradient(op, [None if one is None else plain_gradient(one) for one in g_output])
+        made = gradient_of_operator(op, [None if one is None else plain_gradient(one) for one in g_output])
         return list(made.operators), [_as_reference(one) for one in made.inputs]
 
     @staticmethod

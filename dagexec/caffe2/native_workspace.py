@@ -14,6 +14,7 @@ from dagexec.caffe2.net_types import net_type
 from dagexec.caffe2.plan_run import run_plan
 from dagexec.core.device import Device
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef, PlanDef
+from dagexec.core.scoped_bodies import is_added
 from dagexec.core.workspace import Net, Workspace
 from dagexec.errors import Caffe2Error
 
@@ -48,10 +49,10 @@ class _Blobs(Mapping[str, NativeBlob]):
         return NativeBlob(self._workspace, str(name))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._workspace.blobs())
+        return iter(name for name in self._workspace.blobs() if not is_added(name))
 
     def __len__(self) -> int:
-        return len(self._workspace.blobs())
+        return len(list(iter(self)))
 
 
 class NativeWorkspace:

@@ -32,6 +32,7 @@ from dagexec.core.graph import build_graph
 from dagexec.core.inference import infer_net
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef, PlanDef, TensorProto
 from dagexec.core.schema import TensorType
+from dagexec.core.scoped_bodies import is_added
 from dagexec.core.tensor import Tensor
 from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
@@ -169,8 +170,8 @@ def RootFolder() -> str:
 
 
 def Blobs() -> list[str]:
-    """The names of the blobs of the current workspace, sorted."""
-    return _all.current.blobs()
+    """The names of the blobs of the current workspace, sorted, without those that dagexec has added to loops."""
+    return [name for name in _all.current.blobs() if not is_added(name)]
 
 
 def HasBlob(name: Name) -> bool:

@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from dagexec.core.arguments import Arguments, ArgumentValue
 from dagexec.core.node import Node, new_node, node_of
 from dagexec.core.proto import NetDef, TensorProto
-from dagexec.core.scoped_bodies import body_of, read_first
+from dagexec.core.scoped_bodies import body_of, number, read_first
 from dagexec.errors import SchemaError
 from dagexec.platform.records import dataclass
 
@@ -141,8 +141,8 @@ def _forward(node: Node, label: str) -> list[Node]:
     network = Network.of(node.arguments(label), node.input, label)
     scratch, step = node.output[-1], network.timestep
     starts = [one for state in network.states for one in _initial(node.input[state.initial], state.name)]
-    starts.append(_number(f"{scratch}:first", 0))
-    inner = [*network.start(), _number(f"{step}:one", 1), _op("Add", [step, f"{step}:one"], [f"{step}:next"])]
+    starts.append(number(f"{scratch}:first", 0))
+    inner = [*network.start(), number(f"{step}:one", 1), _op("Add", [step, f"{step}:one"], [f"{step}:next"])]
     inner += [_squeezed(state.after, f"{state.after}:row") for state in network.states]
     given = [*(state.before for state in network.states), step, *(f"{link.internal}:row" for link, _ in network.rows)]
     results = [*(state.after for state in network.states), f"{step}:next"]
@@ -217,19 +217,19 @@ def _backward(node: Node, label: str) -> list[Node]:
         before.append(_zeros(own[place], f"{own[place]}:zero"))
         carried.append((f"{own[place]}:zero", f"{name}:given", f"{name}:sum"))
     scanned += [(own[place], f"{link.internal}:row") for link, place in network.rows]
-    number = f"{node.output[0]}:number"
+    turn = f"{node.output[0]}:number"
     before += [
-        _op("Shape", [own[network.rows[0][1]]], [f"{number}:sizes"]),
-        _op("Slice", [f"{number}:sizes"], [f"{number}:steps"], starts=[0], ends=[1]),
-        _op("Cast", [f"{number}:steps"], [f"{number}:int32"], to=_INT32),
-        _number(f"{number}:back", -1),
-        _op("Add", [f"{number}:int32", f"{number}:back"], [number]),
+        _op("Shape", [own[network.rows[0][1]]], [f"{turn}:sizes"]),
+        _op("Slice", [f"{turn}:sizes"], [f"{turn}:steps"], starts=[0], ends=[1]),
+        _op("Cast", [f"{turn}:steps"], [f"{turn}:int32"], to=_INT32),
+        number(f"{turn}:back", -1),
+        _op("Add", [f"{turn}:int32", f"{turn}:back"], [turn]),
     ]
-    carried.append((number, step, f"{step}:next"))
+    carried.append((turn, step, f"{step}:next"))
     inner = [_expanded(f"{state.before}:row", state.before) for state in network.states]
     inner += [*network.start(), *sums, *map(node_of, net_of(arguments, "backward_step_net").op)]
     inner += [_op("Sum", [f"{name}:given", name], [f"{name}:sum"]) for name in parameters]
-    inner += [_number(f"{step}:back", -1), _op("Add", [step, f"{step}:back"], [f"{step}:next"])]
+    inner += [number(f"{step}:back", -1), _op("Add", [step, f"{step}:back"], [f"{step}:next"])]
     of_rows = []
     for link, _ in network.rows:
         [grad] = [one.internal for one in links if one.external == f"{link.external}_grad"] or [f"{link.internal}_grad"]
@@ -308,7 +308,3 @@ def _squeezed(source: str, target: str) -> Node:
 def _zeros(source: str, target: str) -> Node:
     """Zeros in the shape of another blob."""
     return _op("ConstantFill", [source], [target], value=0.0, input_type=1)
-
-
-def _number(target: str, value: int) -> Node:
-    return _op("GivenTensorIntFill", [], [target], shape=[1], values=[value])

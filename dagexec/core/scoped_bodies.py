@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from dagexec.core.node import Node, new_node
 from dagexec.core.proto import NetDef
+
+STACK = ":stack/"
+"""In the names of sequences of what a blob held in turn."""
+
+
+_ADDED = re.compile(":[a-z]")
+
+
+def is_added(name: str) -> bool:
+    """True for a blob that no message names: it was added to an operator that runs nets."""
+    return _ADDED.search(name) is not None
 
 
 def body_of(
@@ -31,7 +43,12 @@ def body_of(
 
 def copy_of(source: str, target: str) -> Node:
     """The operator that copies one blob to another."""
-    return new_node("Copy", [source], [target])
+    return new_node("CopyValue" if STACK in source else "Copy", [source], [target])
+
+
+def number(target: str, value: int) -> Node:
+    """The operator that sets a blob to an integer."""
+    return new_node("GivenTensorIntFill", [], [target], arg={"shape": [1], "values": [value]})
 
 
 def written(nodes: Iterable[Node]) -> dict[str, None]:

@@ -5,7 +5,8 @@ proof see what they touch. `in_own_scopes` brings Caffe2's operators into that f
 What a subnet writes and something outside may read is an output. An If whose other branch leaves a blob alone passes on
 what it was. A While is its condition net, and then a Loop, which carries what is written. A Do is its operators, under
 the names that it binds; its other blobs are called after the stack of workspaces that it works on, so that the Do of a
-gradient finds those of its forward Do.
+gradient finds those of its forward Do. In a loop a stack is a sequence for each blob that the Do of a gradient reads:
+the forward Do appends what the blob holds behind it, and the Do of the gradient takes away the last.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from itertools import count
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.core.node import Node, new_node, node_of, operator_label
-from dagexec.core.proto import NetDef
+from dagexec.core.proto import NetDef, TensorProto
 from dagexec.core.recurrent_networks import FORWARD, GRADIENT, lowered
-from dagexec.core.scoped_bodies import body_of, copy_of, read_first, written
+from dagexec.core.scoped_bodies import STACK, body_of, copy_of, number, read_first, written
 from dagexec.errors import SchemaError, UnsupportedOperatorError
 from dagexec.platform.records import dataclass
 
 ONLY_IN_MESSAGES = frozenset({"While", "Do", "CreateScope", "HasScope", FORWARD, GRADIENT})
 """Operator types that programs do not have."""
+
+_IN_LOOP, _IN_GRADIENT = ":loop/", ":back/"
+"""Between the names of a stack and of a blob of a Do in a loop, and of that of its gradient."""
 
 _NETS = {"If": ("then_net", "else_net"), "While": ("loop_net", "cond_net")}
 
@@ -53,9 +57,15 @@ def in_own_scopes(nodes: Sequence[Node], header: NetDef) -> tuple[Node, ...]:
     """The operators of a net, with operators with bodies in place of Caffe2's.
 
     Raises SchemaError for subnets that are missing or bind blobs wrongly, and UnsupportedOperatorError for the loop of
-    a gradient, which Caffe2 runs for as long as a stack has workspaces.
+    a gradient whose forward loop is in another net.
     """
-    items = _Reader(header.name).items(nodes, lambda name: name)
+    kept: dict[str, list[str]] = {}
+    while True:  # what an inner loop keeps, an outer one keeps for it
+        reader = _Reader(header.name, kept)
+        items = reader.items(nodes, lambda name: name)
+        if reader.kept() == kept:
+            break
+        kept = reader.kept()
     mentioned = _mentioned(items)
     mentioned.update({*header.external_input, *header.external_output})
     return tuple(_Lowering(mentioned).lowered(items, set(header.external_input)))
@@ -86,21 +96,36 @@ def _mentioned(items: _Items) -> Counter[str]:
 class _Reader:
     """Reads operators and those of their subnets; a Do becomes what its net does."""
 
-    def __init__(self, net: str) -> None:
+    def __init__(self, net: str, kept: Mapping[str, Sequence[str]]) -> None:
+        """`kept` are the blobs, as their Do names them, that a stack in a loop keeps for the Do of a gradient."""
         self._net = net
+        self._kept = kept
         self._depths: Counter[str] = Counter()
+        self._bound: dict[str, dict[str, str]] = {}
+        self._loops = 0
+        self._names: dict[str, dict[str, None]] = {}
+        self._names_of_gradients: dict[str, set[str]] = {}
+
+    def kept(self) -> dict[str, list[str]]:
+        """What stacks in loops are to keep: something, so that it can be told how often."""
+        return {
+            stack: sorted(names & self._names[stack].keys()) or list(self._names[stack])[:1]
+            for stack, names in self._names_of_gradients.items()
+        }
 
     def items(self, nodes: Iterable[Node], names: Names) -> tuple[Node | _Block, ...]:
         """The operators with blobs renamed."""
         found: list[Node | _Block] = []
         for index, node in enumerate(nodes):
             if node.type == "CreateScope":
+                stack = names(node.output[0])
+                found += [
+                    new_node("SequenceEmpty", [], [f"{stack}{STACK}{name}"]) for name in self._kept.get(stack, ())
+                ]
                 continue
             if node.type == "HasScope":
-                raise UnsupportedOperatorError(
-                    f"{operator_label(node, index, self._net)}: a loop over what Caffe2 kept of a forward loop is not "
-                    f"supported; add the gradients with dagexec"
-                )
+                found += self._is_left(node, index, names)
+                continue
             renamed = node.changed(
                 inputs=map(names, node.input),
                 outputs=map(names, node.output),
@@ -112,7 +137,9 @@ class _Reader:
                 found += self._done(node, operator_label(node, index, self._net), names)
             elif has_subnets(node):
                 label = operator_label(node, index, self._net)
+                self._loops += node.type == "While"
                 nets = [self.items(_operators(node, name, label), names) for name in _NETS[node.type]]
+                self._loops -= node.type == "While"
                 found.append(_Block(renamed, tuple(nets)))
             else:
                 found.append(renamed)
@@ -130,13 +157,61 @@ class _Reader:
             )
         bound = {name: names(outer[place]) for name, place in zip(inner, places, strict=True)}
         stack = names(node.input[-1])
+        if _forward(stack) in self._names or (self._loops and not node.is_gradient_op):
+            return self._done_in_loop(node, label, stack, bound)
         if not node.is_gradient_op and not (arguments.bool("reuse_workspace") and self._depths[stack]):
             self._depths[stack] += 1
         prefix = f"{stack}:{self._depths[stack]}/"
+        bound = self._bound.setdefault(prefix, {}) | bound
+        self._bound[prefix] = bound
         items = self.items(_operators(node, "net", label), lambda name: bound.get(name) or prefix + name)
         if node.is_gradient_op:
             self._depths[stack] -= 1
         return items
+
+    def _done_in_loop(self, node: Node, label: str, stack: str, bound: dict[str, str]) -> tuple[Node | _Block, ...]:
+        """What a Do does, of which a stack keeps blobs each time, or with what it has kept the Do of a gradient."""
+        forward = _forward(stack)
+        prefix = f"{stack}{_IN_GRADIENT if node.is_gradient_op else _IN_LOOP}"
+
+        def renamed(name: str) -> str:
+            return bound.get(name) or prefix + name
+
+        items = self.items(_operators(node, "net", label), renamed)
+        own = {name.removeprefix(prefix) for name in _mentioned(items) if name.startswith(prefix)}
+        own = {name for name in own if _IN_LOOP not in name and _forward(prefix + name) not in self._names}
+        kept = {name: f"{stack}{STACK}{name}" for name in self._kept.get(forward, ())}
+        if not node.is_gradient_op:
+            self._names.setdefault(stack, {}).update(dict.fromkeys([*bound, *own]))
+            return (*items, *(new_node("SequenceInsert", [one, renamed(name)], [one]) for name, one in kept.items()))
+        self._names_of_gradients.setdefault(forward, set()).update(own)
+        last = number(f"{stack}:last", -1)
+        taken = [
+            step
+            for name, one in kept.items()
+            for step in (
+                new_node("SequenceAt", [one, last.output[0]], [prefix + name]),
+                new_node("SequenceErase", [one], [one]),
+            )
+        ]
+        return (last, *taken, *items)
+
+    def _is_left(self, node: Node, index: int, names: Names) -> list[Node]:
+        """Whether a stack holds anything."""
+        stack, result = names(node.input[0]), names(node.output[0])
+        if _forward(stack) not in self._names:
+            raise UnsupportedOperatorError(
+                f"{operator_label(node, index, self._net)}: no loop of this net has filled the stack; have the "
+                f"operators of the gradient in the net of the loop"
+            )
+        kept = [f"{stack}{STACK}{name}" for name in self._kept.get(_forward(stack), ())[:1]]
+        length = new_node("SequenceLength", kept, [f"{result}:length"])
+        return [length, new_node("Cast", length.output, [result], arg={"to": TensorProto.BOOL})] if kept else []
+
+
+def _forward(stack: str) -> str:
+    """What the forward net calls a stack."""
+    return stack.replace(_IN_GRADIENT, _IN_LOOP)
 
 
 def _operators(node: Node, argument: str, label: str) -> list[Node]:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-Content = Array | tuple[Array, ...] | None
-"""A mapping stands in the place of an array."""
+Content = Array | tuple[Any, ...] | None
+"""A mapping stands in the place of an array, and a sequence may do so."""
 
 
 class Variant:
@@ -65,8 +65,10 @@ def described(content: Content) -> str:
     return f"{content.dtype}{list(content.shape)}"
 
 
-def _own(array: Array, *, texts: bool) -> Array:
-    """A copy of an array or a mapping."""
+def _own(array: Any, *, texts: bool) -> Any:
+    """A copy of an array, a mapping or a sequence."""
+    if isinstance(array, tuple):
+        return [_own(one, texts=texts) for one in array]
     is_text = texts and isinstance(array, np.ndarray) and array.dtype == np.object_
     return as_texts(array) if is_text else array.copy()
 

@@ -7,22 +7,23 @@ called is decided in `gradient_values`. Described in `docs/gradients.md`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dagexec.core.gradient import (
     Gradient,
     GradientOperators,
+    GradientRequest,
     SparseGradient,
     fill_like,
     gradient,
     has_gradient,
-    stops_gradients,
 )
-from dagexec.core.node import operator_label
+from dagexec.core.node import arguments_of, operator_label
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.errors import GradientError
 from dagexec.platform.records import dataclass
 from dagexec.training.accumulation import GradientSlices, Part, accumulate, tensors_of
+from dagexec.training.control_gradients import block_gradient, is_block, passes_no_gradient
 from dagexec.training.gradient_values import Emitter, Value, need, release
 from dagexec.training.versions import BlobVersions, Version, find_versions
 
@@ -47,14 +48,56 @@ def add_gradient_operators(
     seeds = dict(losses) if isinstance(losses, Mapping) else dict.fromkeys(losses)
     if not seeds:
         raise GradientError(f"net {net.name!r}: no loss was given")
+    if wanted is not None:
+        unknown = sorted({*wanted} - _blobs_of(net))
+        if unknown:
+            raise GradientError(
+                f"net {net.name!r}: gradients of {unknown} were requested, but they are not blobs of the net"
+            )
     backward = _BackwardPass(net, wanted, [blob for blob in seeds.values() if blob is not None])
+    for loss in seeds:
+        backward.check_loss(loss)
     gradients = backward.run(seeds)
+    if not backward.reached:
+        raise GradientError(f"net {net.name!r}: no gradient leads from {sorted(seeds)} to any other blob")
     written = {blob for definition in net.op for blob in definition.output}
     for blob in seeds.values():
         if blob is not None and blob not in written and blob not in net.external_input:
             net.external_input.append(blob)
     net.op.extend(backward.emitter.operators)
     return gradients
+
+
+def gradient_of_operator(
+    definition: OperatorDef,
+    output_gradients: Sequence[Gradient | None],
+    *,
+    wanted: Collection[int] | None = None,
+    label: str = "",
+) -> GradientOperators:
+    """`dagexec.core.gradient.gradient`, also for operators with subnets that work on the blobs around them."""
+    if not is_block(definition):
+        return gradient(definition, output_gradients, wanted=wanted, label=label)
+    label = label or operator_label(definition, -1)
+    indices = frozenset(range(len(definition.input)) if wanted is None else wanted)
+    request = GradientRequest(definition, tuple(output_gradients), indices, label, arguments_of(definition, label))
+    return block_gradient(request, _add_where_they_lead)
+
+
+def _add_where_they_lead(net: NetDef, losses: Mapping[str, str], wanted: Collection[str]) -> dict[str, Gradient]:
+    """`add_gradient_operators` of those losses that are computed from what is wanted, as it is before the net runs."""
+    versions = find_versions(net)
+    backward = _BackwardPass(net, [blob for blob in wanted if versions.starts_outside(blob)], losses.values())
+    gradients = backward.run({loss: seed for loss, seed in losses.items() if backward.leads(loss)})
+    net.op.extend(backward.emitter.operators)
+    return gradients
+
+
+def _blobs_of(net: NetDef) -> set[str]:
+    blobs = {*net.external_input, *net.external_output}
+    for definition in net.op:
+        blobs.update(definition.input, definition.output, definition.control_input)
+    return blobs
 
 
 @dataclass(frozen=True)
@@ -69,28 +112,18 @@ class _Step:
 class _BackwardPass:
     """One walk over one net. `emitter.operators` is its result."""
 
-    def __init__(self, net: NetDef, wanted: Collection[str] | None, given: Sequence[str]) -> None:
+    def __init__(self, net: NetDef, wanted: Collection[str] | None, given: Iterable[str]) -> None:
         self._net = net
         self._versions = find_versions(net)
         self._wanted = None if wanted is None else frozenset(wanted)
-        taken = {*net.external_input, *net.external_output}
-        for definition in net.op:
-            taken.update(definition.input, definition.output, definition.control_input)
-        unknown = sorted((self._wanted or frozenset()) - taken)
-        if unknown:
-            raise GradientError(
-                f"net {net.name!r}: gradients of {unknown} were requested, but they are not blobs of the net"
-            )
         self._dependent = None if self._wanted is None else _dependents(net, self._versions, self._wanted)
         self._parts: dict[Version, list[Part]] = {}
         self._results: dict[str, tuple[Version, Part]] = {}
-        self._reached = False
-        self.emitter = Emitter(taken.union(given))
+        self.reached = False
+        self.emitter = Emitter(_blobs_of(net).union(given))
 
     def run(self, losses: Mapping[str, str | None]) -> dict[str, Gradient]:
         """Walk from the losses to the beginning; the gradients by blob."""
-        for loss in losses:
-            self._check_loss(loss)
         for loss, seed in losses.items():
             self._seed(self._versions.final(loss), seed)
         for index in reversed(range(len(self._net.op))):
@@ -98,16 +131,22 @@ class _BackwardPass:
             for version in dict.fromkeys(self._versions.inputs[index]):
                 if self._versions.first_readers[version] == index and version in self._parts:
                     self._complete(version)
-        if not self._reached:
-            raise GradientError(f"net {self._net.name!r}: no gradient leads from {sorted(losses)} to any other blob")
         return {blob: _named(self._results[blob][1]) for blob in self._versions.last if blob in self._results}
 
-    def _check_loss(self, loss: str) -> None:
+    def leads(self, loss: str) -> bool:
+        """True for a blob that the net computes from what is wanted."""
+        version = self._versions.final(loss)
+        writer = self._versions.writers.get(version)
+        through = writer is not None and not passes_no_gradient(self._net.op[writer])
+        return through and (self._dependent is None or version in self._dependent)
+
+    def check_loss(self, loss: str) -> None:
+        """Raise GradientError unless `loss` is computed from what is wanted."""
         version = self._versions.final(loss)
         writer = self._versions.writers.get(version)
         if writer is None:
             raise GradientError(f"net {self._net.name!r}: loss {loss!r} is not the output of any operator")
-        if stops_gradients(self._net.op[writer].type):
+        if passes_no_gradient(self._net.op[writer]):
             raise GradientError(
                 f"{self._label(writer)}: loss {loss!r} has no gradient: no gradient passes through this type"
             )
@@ -147,7 +186,7 @@ class _BackwardPass:
         positions = frozenset(position for position, version in enumerate(inputs) if self._asks(version))
         if positions:
             disguise = _UniqueNames(definition)
-            maker_result = gradient(
+            maker_result = gradient_of_operator(
                 disguise.definition,
                 [None if part is None else disguise.gradient(part) for part in parts],
                 wanted=positions,
@@ -159,7 +198,7 @@ class _BackwardPass:
                 self._parts.setdefault(version, []).append(part)
                 need(tensors_of(part))
                 self._give_up_later_result(version)
-                self._reached = True
+                self.reached = True
             for step in steps:
                 need(step.inputs)
             self._release_outputs(outputs)
@@ -256,7 +295,7 @@ class _BackwardPass:
     def _goes_on(self, version: Version) -> bool:
         """True when the gradient of a version is passed on by the operator that computed it."""
         writer = self._versions.writers.get(version)
-        if writer is None or stops_gradients(self._net.op[writer].type):
+        if writer is None or passes_no_gradient(self._net.op[writer]):
             return False
         return any(self._asks(read) for read in self._versions.inputs[writer])
 
@@ -334,7 +373,7 @@ def _dependents(net: NetDef, versions: BlobVersions, wanted: Collection[str]) ->
     reached = {Version(blob, 0) for blob in wanted}
     for index, definition in enumerate(net.op):
         reached.update(v for v in versions.outputs[index] if v.blob in wanted and not versions.starts_outside(v.blob))
-        if not stops_gradients(definition.type) and reached.intersection(versions.inputs[index]):
+        if not passes_no_gradient(definition) and reached.intersection(versions.inputs[index]):
             reached.update(versions.outputs[index])
     return frozenset(reached)
 

@@ -14,6 +14,7 @@ from itertools import count
 
 from dagexec.core.proto import DeviceOption, OperatorDef
 from dagexec.core.registry import is_registered, schema_of
+from dagexec.training.control_gradients import is_block, renamed_in_nets
 
 
 class Value:
@@ -53,13 +54,21 @@ class Emitter:
         made.CopyFrom(definition)
         del made.input[:], made.output[:]
         made.input.extend(value.name for value in inputs)
+        is_control = is_block(definition)
         for position, value in enumerate(outputs):
+            if is_control and definition.output[position] in definition.input:
+                value.name = inputs[list(definition.input).index(definition.output[position])].name
+                made.output.append(value.name)
+                continue
             value.name = next(
                 name for name in _candidates(value.name) if self._is_free(name, definition.type, inputs, position, made)
             )
             made.output.append(value.name)
         for value in outputs:
             self._holders[value.name] = value
+        if is_control:
+            names = zip((*definition.input, *definition.output), (*made.input, *made.output), strict=True)
+            renamed_in_nets(made, dict(names))
         self.operators.append(made)
 
     def _is_free(self, name: str, op_type: str, inputs: Sequence[Value], position: int, made: OperatorDef) -> bool:

@@ -12,7 +12,7 @@ from dagexec.core.dtypes import INT64
 from dagexec.core.gradient import no_gradient
 from dagexec.core.operator import Operator, Step
 from dagexec.core.registry import new_operator
-from dagexec.core.schema import UNBOUNDED
+from dagexec.core.schema import UNBOUNDED, first_to_first
 from dagexec.core.variant import Variant, described
 from dagexec.errors import BlobTypeError, ShapeError
 from dagexec.ops.base.blocks import Array
@@ -110,6 +110,7 @@ class SequenceConstruct(VariantOperator):
 @new_operator(
     "SequenceInsert",
     infer=None,
+    inplace=first_to_first,
     on_host=True,
     doc="The sequence with a copy of the tensor before a place, by default at its end.",
     inputs=(2, 3),
@@ -125,8 +126,8 @@ class SequenceInsert(VariantOperator):
         if not -length <= place <= length:
             raise ShapeError(f"{self.label}: cannot insert at {place}; the sequence has {length}")
         place += length if place < 0 else 0
-        new = self.input(1).fetch()
-        if arrays and arrays[0].dtype != new.dtype:
+        new = content_of(self.input_blobs[1])
+        if arrays and isinstance(new, np.ndarray) and arrays[0].dtype != new.dtype:
             raise self.unfit(1, f"of the sequence's data type, {arrays[0].dtype}", new)
         set_content(self.output_blobs[0], (*arrays[:place], new, *arrays[place:]))
 
@@ -134,6 +135,7 @@ class SequenceInsert(VariantOperator):
 @new_operator(
     "SequenceErase",
     infer=None,
+    inplace=first_to_first,
     on_host=True,
     doc="The sequence without the array at a place, by default its last.",
     inputs=(1, 2),
@@ -164,7 +166,11 @@ class SequenceAt(VariantOperator):
 
     def compute(self) -> None:
         arrays = self.sequence()
-        self.give(arrays[self.place(1, len(arrays), "array")])
+        found = arrays[self.place(1, len(arrays), "array")]
+        if isinstance(found, tuple):
+            set_content(self.output_blobs[0], found)
+        else:
+            self.give(found)
 
 
 @new_operator(
