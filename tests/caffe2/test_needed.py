@@ -30,7 +30,7 @@ FAMILIES: Mapping[str, str] = {
         AffineChannel BBoxTransform BatchPermutation BoxWithNMSLimit CollectAndDistributeFpnRpnProposals
         CollectRpnProposals DistributeFpnProposals GenerateProposals HeatmapMaxKeypoint PSRoIPool ResizeNearest RoIAlign
         RoIAlignRotated RoIPool RoIPoolF SampleAs SelectSmoothL1Loss SigmoidCrossEntropyLoss SigmoidFocalLoss
-        SmoothL1Loss SoftmaxFocalLoss SpatialSoftmaxWithLoss UpsampleNearest GroupSpatialSoftmax
+        SmoothL1Loss SoftmaxFocalLoss SpatialNarrowAs SpatialSoftmaxWithLoss UpsampleNearest GroupSpatialSoftmax
         AffineChannelGradient""",
     "recurrent nets": """
         RecurrentNetwork RecurrentNetworkGradient rnn_internal_apply_link rnn_internal_accumulate_gradient_input

@@ -173,6 +173,7 @@ def _shapes() -> Iterator[tuple[str, Example]]:
     yield "UpsampleNearest", _example(image, scale=3)
     rois = np.array([[0, 0.4, 0.3, 2.2, 1.9], [1, 1.1, 0.2, 4.5, 2.7]])
     yield "RoIAlign", Example([image, rois], wanted=(0,), arguments={"pooled_h": 2, "pooled_w": 2})
+    yield from _detectors()
     yield "ChannelShuffle", _example(image, group=2)
     yield "DepthToSpace", _example(_normal(1, 8, 2, 3), block_size=2)
     yield "SpaceToDepth", _example(_normal(1, 2, 4, 6), block_size=2, mode="CRD")
@@ -188,6 +189,37 @@ def _segments_by_number(rows: Array) -> Iterator[tuple[str, Example]]:
             yield f"Sparse{kind}Segment{name}", Example([_normal(4, 2), *data, rows, ids], wanted=(0,))
     for name in ("Sum", "Mean", "Max", "LogSumExp", "LogMeanExp"):
         yield f"SortedSegmentRange{name}", Example([_apart(5, 2), _integers(0, 0, 1, 2, 2)], wanted=(0,))
+
+
+def _detectors() -> Iterator[tuple[str, Example]]:
+    rois = np.array([[0, 0.4, 0.3, 2.2, 1.9], [1, 1.1, 0.2, 4.5, 2.7]])
+    sizes = {"pooled_h": 2, "pooled_w": 2}
+    rotated = np.array([[0, 1.3, 1.6, 2.2, 1.9, 30.0], [1, 1.1, 1.2, 3.5, 2.7, -70.0]])
+    yield "RoIAlignRotated", Example([_normal(2, 4, 3, 3), rotated], wanted=(0,), arguments=sizes)
+    for name in ("RoIPool", "RoIPoolF"):
+        yield name, Example([_apart(2, 2, 4, 4), rois], 2, (0,), statistics=(1,), arguments=sizes)
+    group = {"group_size": 2, "output_dim": 2}
+    yield "PSRoIPool", Example([_normal(2, 8, 4, 4), rois], 2, (0,), statistics=(1,), arguments=group)
+    permutation, labels = np.array([2, 0, 1], np.int32), np.array([1, 0, 3], np.int32)
+    yield "BatchPermutation", Example([_normal(3, 2, 2), permutation], wanted=(0,))
+    yield "SampleAs", Example([_normal(3, 2), labels], wanted=(0,))
+    yield "SpatialNarrowAs", Example([_normal(2, 3, 4), _normal(2, 2, 3)], wanted=(0,))
+    weights = [_between(0.5, 2, 3, 4), _between(0.5, 2, 3, 4)]
+    box = {"beta": 0.7, "scale": 1.5}
+    yield "SmoothL1Loss", Example([_normal(3, 4), _normal(3, 4), *weights], wanted=(0,), arguments=box)
+    places, count = np.array([[0, 4, 1, 2], [1, 0, 0, 0], [0, 4, 1, 2]], np.float64), np.array([2.0])
+    selected = [_normal(2, 8, 2, 3), _normal(3, 4), places, count]
+    yield "SelectSmoothL1Loss", Example(selected, wanted=(0,), arguments=box)
+    targets = np.array([[1, 0], [-1, 1]], np.int32)
+    for normalize in (0, 1):
+        arguments = {"scale": 1.5, "normalize": normalize}
+        yield "SigmoidCrossEntropyLoss", Example([_normal(2, 2), targets], wanted=(0,), arguments=arguments)
+    classes = np.array([0, 1, 2, -1, 2, 0, 1, 2], np.int32).reshape(1, 2, 2, 2)
+    focal = {"num_classes": 3, "gamma": 2.0, "alpha": 0.3, "scale": 1.5}
+    yield "SigmoidFocalLoss", Example([_normal(1, 6, 2, 2), classes, count], wanted=(0,), arguments=focal)
+    scores = [_normal(1, 6, 2, 2), classes, count]
+    yield "SoftmaxFocalLoss", Example(scores, 2, (0,), statistics=(1,), arguments=focal)
+    yield "GroupSpatialSoftmax", _example(_normal(1, 6, 2, 2), num_classes=3)
 
 
 def _places() -> Iterator[tuple[str, Example]]:

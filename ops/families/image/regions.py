@@ -21,7 +21,7 @@ from dagexec.errors import ArgumentError, ShapeError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype, row_pieces
 
-_MOST_SAMPLES = 1 << 20  # along an axis of a region
+MOST_SAMPLES = 1 << 20  # along an axis of a region
 _CANDIDATES = 64  # boxes that are compared at a time
 _COMPARED = 1024  # and with how many: what is computed of these stays in a core's cache
 
@@ -117,6 +117,8 @@ class Region:
     ) -> Region:
         """That of scaled corners in an image of a height and a width, by arguments `sampling_ratio` and `aligned`."""
         ratio, aligned = max(0, call.arguments.int("sampling_ratio", 0)), call.arguments.bool("aligned")
+        if aligned:
+            require_sides(call, corners[2] - corners[0], corners[3] - corners[1])
         weights = []
         for axis, bins in enumerate(sizes):
             start, end = corners[1 - axis], corners[3 - axis]
@@ -137,6 +139,12 @@ class Region:
         pixels[self.high, self.wide] += self._by_columns.T @ lines.reshape(len(lines), *of_region.shape[1:])
 
 
+def require_sides(call: OperatorCall, wide: float, high: float) -> None:
+    """Raise ShapeError for sides below 0, which Caffe2 refuses of aligned regions."""
+    if min(wide, high) < 0:
+        raise ShapeError(f"{call.label}: an aligned region must not have negative sides, found {wide:g} x {high:g}")
+
+
 def check_images(call: OperatorCall, images: Array, count: int) -> None:
     """Raise ShapeError unless each region is of one of so many images."""
     if images.size and not (images.min() >= 0 and images.max() < count):
@@ -150,12 +158,12 @@ def _samples(call: OperatorCall, start: float, end: float, bins: int, ratio: int
     length = end - start if aligned else max(end - start, 1.0)
     size = length / bins
     count = ratio or max(0, math.ceil(size))
-    if count * bins > _MOST_SAMPLES:
+    if count * bins > MOST_SAMPLES:
         raise ShapeError(f"{call.label}: a region from {start:g} to {end:g} is too large to be sampled")
     return start + size * (np.arange(bins)[:, None] + (np.arange(count) + 0.5) / max(1, count))
 
 
-def _corners(samples: Array, size: int) -> tuple[Array, Array, Array, Array]:
+def corners_of(samples: Array, size: int) -> tuple[Array, Array, Array, Array]:
     """Pixels before and behind each place, the weight of the second, and whether the place is in the image."""
     inside = (samples >= -1) & (samples <= size)
     places = samples.clip(0, size - 1)
@@ -165,7 +173,7 @@ def _corners(samples: Array, size: int) -> tuple[Array, Array, Array, Array]:
 
 def _mean_weights(samples: Array, size: int, work: np.dtype) -> Array:
     """Bins x pixels: how much of each pixel is in the mean of a bin."""
-    low, high, part, inside = _corners(samples, size)
+    low, high, part, inside = corners_of(samples, size)
     found = np.zeros((len(samples), size))
     rows = np.arange(len(samples))[:, None]
     np.add.at(found, (rows, low), (1 - part) * inside)
@@ -183,8 +191,8 @@ def _read(weights: Array) -> slice:
 def _maxima(image: Array, rows: Array, columns: Array) -> Array:
     """In each bin the largest weighted pixel, which is how ONNX's runtimes understand the maximum."""
     channels, height, width = image.shape
-    y_low, y_high, y_part, y_inside = (one.reshape(-1) for one in _corners(rows, height))
-    x_low, x_high, x_part, x_inside = (one.reshape(-1) for one in _corners(columns, width))
+    y_low, y_high, y_part, y_inside = (one.reshape(-1) for one in corners_of(rows, height))
+    x_low, x_high, x_part, x_inside = (one.reshape(-1) for one in corners_of(columns, width))
     inside = (y_inside[:, None] & x_inside).astype(image.dtype)
     found = np.full((channels, rows.size, columns.size), -np.inf, image.dtype)
     for ys, y_weight in ((y_low, 1 - y_part), (y_high, y_part)):
@@ -229,7 +237,7 @@ def max_roi_pool(call: OperatorCall, x: Array, regions: Array) -> Sequence[Array
     y = np.zeros((len(regions), x.shape[1], *sizes), x.dtype)
     for target, number, (x1, y1, x2, y2) in zip(y, found[:, 0], places, strict=True):
         image = x[int(number)]
-        rows, columns = _bins(y1, y2, sizes[0], image.shape[1]), _bins(x1, x2, sizes[1], image.shape[2])
+        rows, columns = bin_slices(y1, y2, sizes[0], image.shape[1]), bin_slices(x1, x2, sizes[1], image.shape[2])
         for i, row in enumerate(rows):
             for j, column in enumerate(columns):
                 part = image[:, row, column]
@@ -238,10 +246,10 @@ def max_roi_pool(call: OperatorCall, x: Array, regions: Array) -> Sequence[Array
     return [y]
 
 
-def _bins(start: float, end: float, count: int, size: int) -> list[slice]:
-    """The pixels of each bin between two pixels, both included."""
-    length = max(end - start + 1, 1.0) / count
-    edges = [(math.floor(bin_ * length), math.ceil((bin_ + 1) * length)) for bin_ in range(count)]
+def bin_slices(start: float, end: float, count: int, size: int) -> list[slice]:
+    """The pixels of each bin between two pixels, both included; in float32, as Caffe2 and onnxruntime divide them."""
+    length = np.float32(max(end - start + 1, 1.0)) / np.float32(count)
+    edges = [(math.floor(bin_ * length), math.ceil(np.float32(bin_ + 1) * length)) for bin_ in range(count)]
     return [slice(*(int(min(max(edge + start, 0), size)) for edge in pair)) for pair in edges]
 
 

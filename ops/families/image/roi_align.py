@@ -1,6 +1,6 @@
-"""RoIAlign as Caffe2 has it, with its gradient; UpsampleNearest; HeatmapMaxKeypoint: what detectors do with regions.
+"""RoIAlign and RoIAlignRotated as Caffe2 has them, with gradients; UpsampleNearest; HeatmapMaxKeypoint.
 
-He et al., 2017, arXiv:1703.06870.
+He et al., 2017, arXiv:1703.06870; Ma et al., 2017, arXiv:1703.01086.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array, compute_dtype
 from dagexec.ops.base.layout import ORDER_HELP, channels_last
 from dagexec.ops.families.image.regions import Region, check_images
+from dagexec.ops.families.image.rotated_region import RotatedRegion
 
 _ALIGN_ARGS = {
     "spatial_scale": "from coordinates of regions to pixels (default 1)",
@@ -28,11 +29,17 @@ _ALIGN_ARGS = {
 }
 
 
-def _pooled(call: OperatorCall) -> tuple[int, int]:
+def pooled_sizes(call: OperatorCall) -> tuple[int, int]:
+    """Rows and columns of Y. Raises ArgumentError for none."""
     sizes = call.arguments.int("pooled_h", 1), call.arguments.int("pooled_w", 1)
     if min(sizes) < 1:
         raise ArgumentError(f"{call.label}: 'pooled_h' and 'pooled_w' must be at least 1, found {sizes}")
     return sizes
+
+
+def _sides(call: OperatorCall) -> int:
+    """How many numbers a region has."""
+    return 5 if call.definition.type.startswith("RoIAlignRotated") else 4
 
 
 def infer_roi_align(call: OperatorCall) -> list[TensorType]:
@@ -41,23 +48,27 @@ def infer_roi_align(call: OperatorCall) -> list[TensorType]:
     call.require_same_type(0, 1)
     shape = call.require_rank(0, 4)
     count, columns = call.require_rank(1, 2)
-    if columns not in (4, 5):
-        raise call.fail(f"a region must have 4 numbers, and may have its image before them; found {columns}")
+    sides = _sides(call)
+    if columns not in (sides, sides + 1):
+        raise call.fail(f"a region must have {sides} numbers, and may have its image before them; found {columns}")
     if not call.arguments.float("spatial_scale", 1.0) > 0:
         raise ArgumentError(f"{call.label}: 'spatial_scale' must be positive")
     if channels_last(call):
-        return [TensorType((count, *_pooled(call), shape[3]), meta)]
-    return [TensorType((count, shape[1], *_pooled(call)), meta)]
+        return [TensorType((count, *pooled_sizes(call), shape[3]), meta)]
+    return [TensorType((count, shape[1], *pooled_sizes(call)), meta)]
 
 
-def _regions(call: OperatorCall, x: Array, rois: Array) -> Iterator[tuple[int, Region]]:
+def _regions(call: OperatorCall, x: Array, rois: Array) -> Iterator[tuple[int, Region | RotatedRegion]]:
     """Each region, and the number of its image in `x`, which is images x height x width x channels."""
-    images = rois[:, 0].astype(np.int64) if rois.shape[1] == 5 else np.zeros(len(rois), np.int64)
+    sides = _sides(call)
+    images = rois[:, 0].astype(np.int64) if rois.shape[1] > sides else np.zeros(len(rois), np.int64)
     check_images(call, images, len(x))
-    shift = 0.5 if call.arguments.bool("aligned") else 0.0
-    corners = rois[:, -4:].astype(np.float64) * call.arguments.float("spatial_scale", 1.0) - shift
-    for image, place in zip(images, corners, strict=True):
-        yield int(image), Region.aligned(call, place, x.shape[1:3], _pooled(call), x.dtype)
+    numbers = rois[:, -sides:].astype(np.float64)
+    numbers[:, :4] *= call.arguments.float("spatial_scale", 1.0)
+    numbers[:, : 2 if sides == 5 else 4] -= 0.5 if call.arguments.bool("aligned") else 0.0
+    aligned = RotatedRegion if sides == 5 else Region.aligned
+    for image, place in zip(images, numbers, strict=True):
+        yield int(image), aligned(call, place, x.shape[1:3], pooled_sizes(call), x.dtype)
 
 
 def _to_last(call: OperatorCall, x: Array) -> Array:
@@ -68,19 +79,10 @@ def _from_last(call: OperatorCall, y: Array) -> Array:
     return y if channels_last(call) else np.moveaxis(y, -1, 1)
 
 
-@array_function(
-    "RoIAlign",
-    infer=infer_roi_align,
-    doc="Each region of an image as an image of one size: a pixel is the mean of samples in its part of the region, "
-    "interpolated linearly.",
-    input_names=("X", "RoIs: (image), x1, y1, x2, y2"),
-    output_names=("Y",),
-    args=_ALIGN_ARGS,
-)
 def roi_align(call: OperatorCall, x: Array, rois: Array) -> Sequence[Array]:
     """Region by region."""
     pixels = _to_last(call, x).astype(compute_dtype(x.dtype), order="C")
-    y = np.zeros((len(rois), *_pooled(call), pixels.shape[3]), pixels.dtype)
+    y = np.zeros((len(rois), *pooled_sizes(call), pixels.shape[3]), pixels.dtype)
     for target, (image, region) in zip(y, _regions(call, pixels, rois), strict=True):
         target[...] = region.mean(pixels[image])
     return [_from_last(call, y)]
@@ -94,14 +96,6 @@ def infer_roi_align_gradient(call: OperatorCall) -> list[TensorType]:
     return [call.inputs[0]]
 
 
-@array_function(
-    "RoIAlignGradient",
-    infer=infer_roi_align_gradient,
-    doc="The gradient of RoIAlign by its images; the values of X are not read.",
-    input_names=("X", "RoIs", "dY"),
-    output_names=("dX",),
-    args=_ALIGN_ARGS,
-)
 def roi_align_gradient(call: OperatorCall, x: Array, rois: Array, dy: Array) -> Sequence[Array]:
     """Region by region, in their order."""
     work = compute_dtype(x.dtype)
@@ -112,7 +106,28 @@ def roi_align_gradient(call: OperatorCall, x: Array, rois: Array, dy: Array) -> 
     return [_from_last(call, dx)]
 
 
-gradient_by("RoIAlign", "RoIAlignGradient", ("X0", "X1", "dY"), of_inputs=(0,))
+for _name, _numbers in (
+    ("RoIAlign", "x1, y1, x2, y2"),
+    ("RoIAlignRotated", "the center's x and y, width, height, degrees counterclockwise"),
+):
+    array_function(
+        _name,
+        infer=infer_roi_align,
+        doc="Each region of an image as an image of one size: a pixel is the mean of samples in its part of it, "
+        "interpolated linearly.",
+        input_names=("X", f"RoIs: (image), {_numbers}"),
+        output_names=("Y",),
+        args=_ALIGN_ARGS,
+    )(roi_align)
+    array_function(
+        f"{_name}Gradient",
+        infer=infer_roi_align_gradient,
+        doc=f"The gradient of {_name} by its images; the values of X are not read.",
+        input_names=("X", "RoIs", "dY"),
+        output_names=("dX",),
+        args=_ALIGN_ARGS,
+    )(roi_align_gradient)
+    gradient_by(_name, f"{_name}Gradient", ("X0", "X1", "dY"), of_inputs=(0,))
 
 _FARTHEST = 1.5
 """Pixels from the largest one of a heatmap to its maximum, at most."""
