@@ -48,7 +48,7 @@ FAMILIES: Mapping[str, str] = {
         CreateDB DBExists TensorProtosDBInput ImageInput CreateBlobsQueue EnqueueBlobs DequeueBlobs SafeEnqueueBlobs
         SafeDequeueBlobs CloseBlobsQueue CreateRebatchingQueue EnqueueRebatchingQueue DequeueRebatchingQueue
         CloseRebatchingQueue CreateTreeCursor ResetCursor ReadNextBatch ReadRandomBatch ComputeOffset SortAndShuffle
-        CheckDatasetConsistency AppendDataset AtomicAppend CreateTensorVector TensorVectorSize ConcatTensorVector
+        CheckDatasetConsistency Append AtomicAppend CreateTensorVector TensorVectorSize ConcatTensorVector
         CollectTensor PackRecords UnPackRecords TrimDataset CreateMap MapToKeyValue KeyValueToMap CreateTextFileReader
         TextFileReaderRead IntIndexCreate LongIndexCreate StringIndexCreate IndexGet IndexLoad IndexStore IndexFreeze
         IndexSize Unique UnsafeCoalesce ByteWeightDequant""",

@@ -10,6 +10,7 @@ from dagexec.core.registry import operator_module, registered_engines, registere
 COUNTERS = "a counter, a rate, a lock: a few bytes that the host decides by"
 QUEUES = "queues hand tensors from one thread of the host to another"
 FILES = "files and databases are read and written by the host"
+DATA = "tables of records are data of the host until a batch is copied"
 CONTROL = "the host decides what runs, and holds values that are no tensors"
 PROCESSES = "processes meet through the host (MPI)"
 ONNX = "of ONNX files, which are run on the host"
@@ -36,6 +37,44 @@ HOST = {
     "EnqueueBlobs": QUEUES,
     "SafeDequeueBlobs": QUEUES,
     "SafeEnqueueBlobs": QUEUES,
+    **dict.fromkeys(
+        ("CreateRebatchingQueue", "EnqueueRebatchingQueue", "DequeueRebatchingQueue", "CloseRebatchingQueue"), QUEUES
+    ),
+    **dict.fromkeys(
+        [
+            "CreateTreeCursor",
+            "ResetCursor",
+            "ReadNextBatch",
+            "ReadRandomBatch",
+            "ComputeOffset",
+            "SortAndShuffle",
+            "CheckDatasetConsistency",
+            "Append",
+            "AtomicAppend",
+            "TrimDataset",
+            "PackRecords",
+            "UnPackRecords",
+            "UnsafeCoalesce",
+            "CreateTensorVector",
+            "CollectTensor",
+            "ConcatTensorVector",
+            "TensorVectorSize",
+            "CreateMap",
+            "KeyValueToMap",
+            "MapToKeyValue",
+            "IntIndexCreate",
+            "LongIndexCreate",
+            "StringIndexCreate",
+            "IndexGet",
+            "IndexLoad",
+            "IndexStore",
+            "IndexFreeze",
+            "IndexSize",
+        ],
+        DATA,
+    ),
+    "CreateTextFileReader": FILES,
+    "TextFileReaderRead": FILES,
     "Checkpoint": FILES,
     "CreateDB": FILES,
     "DBExists": FILES,

@@ -179,10 +179,18 @@ def infer_dequeue(call: OperatorCall) -> list[TensorType]:
     return [*(types or ()), *([TensorType((), BOOL)] if safe else ())]
 
 
-class _Dequeue(Operator):
-    """Takes tensors from a queue."""
+class Dequeuing(Operator):
+    """Takes tensors from a queue.
 
-    def _receive(self, index: int, array: Array) -> None:
+    What was taken when the wait for more ended in an error is kept for the next run.
+    """
+
+    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
+        super().__init__(definition, workspace, index=index, net=net)
+        self._taken: list[list[Array]] = []
+        self._taken_from: BlobsQueue | None = None
+
+    def receive(self, index: int, array: Array) -> None:
         """Copy one array to output `index`, whose shape is that array's unless arguments say it."""
         meta = dtypes.from_numpy(array.dtype)
         if "shapes" not in self.arguments:
@@ -205,9 +213,24 @@ class _Dequeue(Operator):
     def _dequeue(self, blobs: int) -> None:
         def take(record: Sequence[Array]) -> None:
             for index, array in enumerate(record):
-                self._receive(index, array)
+                self.receive(index, array)
 
         self._queue(blobs).dequeue_into(take, _timeout(self.arguments, self.label))
+
+    def take(self, blobs: int, records: int) -> list[list[Array]]:
+        """Up to `records`; fewer when the queue is closed and empty. Raises QueueClosedError for none."""
+        queue = self._queue(blobs)
+        if self._taken_from is not queue:
+            self._taken, self._taken_from = [], queue
+        while len(self._taken) < records:
+            try:
+                self._taken.append(queue.dequeue(_timeout(self.arguments, self.label)))
+            except QueueClosedError:
+                if not self._taken:
+                    raise
+                break
+        parts, self._taken = self._taken, []
+        return parts
 
 
 @new_operator(
@@ -226,7 +249,7 @@ class _Dequeue(Operator):
     effects=True,
     reproducible=False,
 )
-class DequeueBlobs(_Dequeue):
+class DequeueBlobs(Dequeuing):
     """Dequeue, or fail."""
 
     def prepare(self) -> Step:
@@ -257,13 +280,8 @@ class DequeueBlobs(_Dequeue):
     effects=True,
     reproducible=False,
 )
-class SafeDequeueBlobs(_Dequeue):
+class SafeDequeueBlobs(Dequeuing):
     """Dequeue, and say whether the queue was closed."""
-
-    def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
-        super().__init__(definition, workspace, index=index, net=net)
-        self._taken: list[list[Array]] = []
-        self._taken_from: BlobsQueue | None = None
 
     def prepare(self) -> Step:
         """Copy out; the status is true when nothing was there to take."""
@@ -291,26 +309,13 @@ class SafeDequeueBlobs(_Dequeue):
         return safely
 
     def _dequeue_many(self, blobs: int, records: int) -> None:
-        """Take up to `records`; fewer when the queue is closed and empty. Raises QueueClosedError for none.
-
-        What was taken when the wait for another ended in an error is kept for the next run.
-        """
-        queue = self._queue(blobs)
-        if self._taken_from is not queue:
-            self._taken, self._taken_from = [], queue
-        while len(self._taken) < records:
-            try:
-                self._taken.append(queue.dequeue(_timeout(self.arguments, self.label)))
-            except QueueClosedError:
-                if not self._taken:
-                    raise
-                break
-        parts, self._taken = self._taken, []
+        """Take up to `records`, and join them."""
+        parts = self.take(blobs, records)
         for index, arrays in enumerate(zip(*parts, strict=True)):
             if any(array.ndim == 0 or array.shape[1:] != arrays[0].shape[1:] for array in arrays):
                 shapes = ", ".join(str(array.shape) for array in arrays)
                 raise ShapeError(f"{self.label}: records cannot be concatenated along their first axis: {shapes}")
-            self._receive(index, np.concatenate(arrays))
+            self.receive(index, np.concatenate(arrays))
 
 
 @new_operator(
