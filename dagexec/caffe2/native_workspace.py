@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from dagexec.caffe2.failures import failing_as_caffe2
 from dagexec.caffe2.gpus import place, placed
-from dagexec.caffe2.net_types import net_type
-from dagexec.caffe2.plan_run import run_plan
 from dagexec.core.device import Device
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef, PlanDef
 from dagexec.core.scoped_bodies import is_added
 from dagexec.core.workspace import Net, Workspace
 from dagexec.errors import Caffe2Error
+from dagexec.scheduler.caffe2_net_types import net_type
+from dagexec.scheduler.plan_steps import run_plan
 
 
 class NativeBlob:
@@ -102,6 +102,8 @@ class NativeWorkspace:
         message = _copy(obj)
         with failing_as_caffe2(f"Error running {message.DESCRIPTOR.name} {message.name!r}"):
             if isinstance(message, PlanDef):
+                for net in message.network:
+                    place(net)
                 run_plan(self._workspace, message)
             elif isinstance(message, NetDef):
                 place(message)

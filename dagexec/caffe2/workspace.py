@@ -19,8 +19,6 @@ from dagexec.caffe2 import scope
 from dagexec.caffe2.failures import failing_as_caffe2
 from dagexec.caffe2.gpus import gpu_count, place, placed
 from dagexec.caffe2.net import Net
-from dagexec.caffe2.net_types import net_type
-from dagexec.caffe2.plan_run import run_plan
 from dagexec.caffe2.plans import ExecutionStep, Plan
 from dagexec.caffe2.prediction import Predictor
 from dagexec.caffe2.references import BlobReference
@@ -37,6 +35,8 @@ from dagexec.core.tensor import Tensor
 from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
 from dagexec.errors import Caffe2Error
+from dagexec.scheduler.caffe2_net_types import net_type
+from dagexec.scheduler.plan_steps import run_plan
 
 __all__ = [
     "Blobs",
@@ -309,6 +309,8 @@ def RunPlan(plan_or_step: Plan | ExecutionStep | PlanDef | bytes) -> bool:
     plan = Plan(plan_or_step) if isinstance(plan_or_step, ExecutionStep) else plan_or_step
     definition = PlanDef.FromString(StringifyProto(plan))
     with failing_as_caffe2(f"Error running plan {definition.name}"):
+        for net in definition.network:
+            place(net)
         run_plan(_all.current, definition)
     return True
 

@@ -72,6 +72,11 @@ def read_feeds(model: Model, file: Path | None, shapes: Sequence[str] | None, se
     """The feeds that the options ask for. Raises FeedError."""
     if file is None:
         return random_feeds(*with_shapes(model, shapes or ()), seed)
+    return read_arrays(file)
+
+
+def read_arrays(file: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an .npz file. Raises FeedError."""
     try:
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, NpzFile):

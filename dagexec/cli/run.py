@@ -45,11 +45,13 @@ from dagexec.cli.feeds import (
     read_model,
 )
 from dagexec.cli.json_output import print_json
+from dagexec.cli.plan import plan_in, run_plan_file
 from dagexec.cli.progress import progress_line
 from dagexec.cli.reports import ReportOption, write_report
 from dagexec.core.device import Device
 from dagexec.core.tensor import as_bytes_objects
 from dagexec.devices.sim import simulated
+from dagexec.errors import SettingError
 from dagexec.executor.compile import compile
 from dagexec.executor.source.loading import is_plan
 from dagexec.platform.files import written_atomically
@@ -90,9 +92,22 @@ def run_command(
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run MODEL one or more times and show its outputs."""
+    """Run MODEL, or a plan of Caffe2 (a PlanDef file), one or more times and show its outputs."""
     if report is not None:
         check_report(report)
+    if (plan := plan_in(model)) is not None:
+        unfit = {
+            "--net-type": net_type, "--num-workers": num_workers, "--intra-op-threads": intra_op_threads,
+            "--policy": policy, "--device": device, "--shape": shape, "--set": settings, "--choices": choices,
+            "--trace": trace, "--report": report, "--tuning-seconds": tuning_seconds,
+        }  # fmt: skip
+        if given := [name for name, value in unfit.items() if value is not None]:
+            raise SettingError(
+                f"{model} is a plan, whose steps and nets say how they run: leave out {', '.join(given)}"
+            )
+        results = run_plan_file(plan, Path(model).parent, input_file, repeat, allow_io)
+        _show(plan.name, "plan", *results, output, as_json=as_json)
+        return
     arguments = parse_arguments(settings)
     loaded = read_model(model, allow_io, device)
     feeds = read_feeds(loaded, input_file, shape, seed)
@@ -137,27 +152,38 @@ def run_command(
         if report is not None:
             runtime = traced_runtime(executor.net_type, executor.num_workers, executor, feeds)
             write_report(run_report(runtime, executor.model, feeds, loaded), report)
+    _show(loaded.name, executor.net_type, outputs, seconds, output, as_json=as_json)
+    if share is not None and not as_json:
+        Console().print(in_words(share), markup=False, highlight=False)
+
+
+def _show(
+    name: str,
+    kind: str,
+    outputs: Mapping[str, npt.NDArray[Any]],
+    seconds: list[float],
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Save and show outputs; `kind` is the type of the net."""
     if output is not None:
         with written_atomically(output) as file:
             save_arrays(file, outputs)
     median = statistics.median(seconds) * 1e3
     if as_json:
-        summary = {name: _summary(array) for name, array in outputs.items()}
-        print_json({"model": loaded.name, "net_type": executor.net_type, "median_ms": median, "outputs": summary})
+        summary = {blob: _summary(array) for blob, array in outputs.items()}
+        print_json({"model": name, "net_type": kind, "median_ms": median, "outputs": summary})
         return
-    table = Table(
-        title=Text(f"{loaded.name}: median {median:.2f} ms over {repeat} run(s), {executor.net_type}", "table.title")
-    )
+    table = Table(title=Text(f"{name}: median {median:.2f} ms over {len(seconds)} run(s), {kind}", "table.title"))
     for column in ("output", "dtype", "shape", "min", "max", "mean"):
         table.add_column(column)
-    for name, array in outputs.items():
+    for blob, array in outputs.items():
         row = _summary(array)
         figures = (row[key] for key in ("min", "max", "mean"))
         figures_shown = ("" if figure is None else f"{figure:.6g}" for figure in figures)
-        table.add_row(Text(name), str(row["dtype"]), str(row["shape"]), *figures_shown)
+        table.add_row(Text(blob), str(row["dtype"]), str(row["shape"]), *figures_shown)
     Console().print(table)
-    if share is not None:
-        Console().print(in_words(share), markup=False, highlight=False)
 
 
 def _modeled(device: str | None) -> AbstractContextManager[object]:

@@ -18,8 +18,9 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.unknown_fields import UnknownFieldSet
 
-from dagexec.core.proto import NetDef, missing_fields
+from dagexec.core.proto import NetDef, PlanDef, missing_fields
 from dagexec.errors import ModelFormatError
 from dagexec.platform.disk import reading
 from dagexec.platform.files import reason, write_atomically
@@ -39,6 +40,15 @@ def load_net(path: str | os.PathLike[str]) -> NetDef:
     if not net.op and not net.name and not net.external_input and Path(path).stat().st_size:
         raise ModelFormatError(f"{path}: not a NetDef: it has no operators, no name and no external inputs")
     return net
+
+
+def load_plan(path: str | os.PathLike[str]) -> PlanDef | None:
+    """Read a plan of Caffe2, named as for `load_net`; None for a file that is something else, such as a NetDef."""
+    try:
+        plan = load_message(path, PlanDef)
+    except ModelFormatError:
+        return None
+    return plan if plan.execution_step and not len(UnknownFieldSet(plan)) else None
 
 
 def save_net(net: NetDef, path: str | os.PathLike[str]) -> None:

@@ -10,26 +10,23 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from dagexec.caffe2.gpus import place
-from dagexec.caffe2.net_types import net_type
 from dagexec.core.proto import ExecutionStep, NetDef, PlanDef
 from dagexec.core.workspace import Net, Workspace
 from dagexec.errors import DagexecError, RunCancelledError, SchemaError, ShapeError
 from dagexec.platform.blocking import working_for
 from dagexec.platform.threads import ThreadWait, threads
+from dagexec.scheduler.caffe2_net_types import net_type
 
 logger = logging.getLogger("dagexec")
 
 
 def run_plan(workspace: Workspace, plan: PlanDef) -> None:
-    """Make the nets of a plan in the workspace, and run its steps one after another; it may change the message.
+    """Make the nets of a plan in the workspace, and run its steps one after another.
 
     Raises SchemaError for a plan whose settings exclude one another or that names a net which is nowhere, before it
     makes any, and what a net of the plan raises.
     """
     definitions = {net.name: net for net in plan.network}
-    for net in plan.network:
-        place(net)
     for step in plan.execution_step:
         _check(step, definitions.keys() | workspace.nets.keys(), plan.name)
     used = _used(plan.execution_step)
