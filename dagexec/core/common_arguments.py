@@ -22,7 +22,7 @@ UNREAD = frozenset(
         "allow_tf32", "convolution_transform_strategy", "cudnn_exhaustive_search", "deterministic", "device_id",
         "enable_tensor_core", "exhaustive_search", "float16_compute", "force_algo_dgrad", "force_algo_fwd",
         "force_algo_wgrad", "init_params", "net_position", "order", "run_once", "shared_buffer", "training_mode",
-        "use_cudnn", "use_gpu_transform", "use_nnpack", "ws_nbytes_limit",
+        "use_cudnn", "use_gpu_transform", "use_grad_hack", "use_nnpack", "ws_nbytes_limit",
     }
 )  # fmt: skip
 """Ignored arguments of Caffe2's helpers: they choose an algorithm, or the order of channels for operators that work

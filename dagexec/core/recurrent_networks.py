@@ -143,9 +143,10 @@ def _forward(node: Node, label: str) -> list[Node]:
     starts = [one for state in network.states for one in _initial(node.input[state.initial], state.name)]
     starts.append(number(f"{scratch}:first", 0))
     inner = [*network.start(), number(f"{step}:one", 1), _op("Add", [step, f"{step}:one"], [f"{step}:next"])]
-    inner += [_squeezed(state.after, f"{state.after}:row") for state in network.states]
+    inner += [_op("ResizeLike", [state.after, state.before], [f"{state.after}:next"]) for state in network.states]
+    inner += [_squeezed(f"{state.after}:next", f"{state.after}:row") for state in network.states]
     given = [*(state.before for state in network.states), step, *(f"{link.internal}:row" for link, _ in network.rows)]
-    results = [*(state.after for state in network.states), f"{step}:next"]
+    results = [*(f"{state.after}:next" for state in network.states), f"{step}:next"]
     stacked = [f"{state.after}:row" for state in network.states]
     finals = [f"{state.name}:last" for state in network.states]
     rows = [f"{state.name}:rows" for state in network.states]

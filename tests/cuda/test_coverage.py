@@ -112,6 +112,7 @@ HOST = {
         "of Caffe2's int8 nets, which are for processors of phones",
     ),
     "DynamicQuantLSTM": "of dynamically quantized ONNX files, which are for processors",
+    "SparseDropoutWithReplacement": "the host draws how many identifiers there are",
     "GivenTensorStringFill": "strings are not tensors of a device",
     "BitCast": ONNX,
     "CenterCropPad": ONNX,

@@ -150,6 +150,11 @@ def _shapes() -> Iterator[tuple[str, Example]]:
     )
     yield from _segments_by_number(rows)
     yield "LengthsTile", Example([_normal(3, 2), lengths], wanted=(0,))
+    yield from _padded_and_packed(lengths)
+    yield from _merged_features()
+    identifiers, shown = _integers(7, 2, 9, 2, 3), {"mask": [9, 2, 4]}
+    yield "SparseToDenseMask", Example([identifiers, _normal(5, 2), _normal(2)], wanted=(1,), arguments=shown)
+    yield "SparseToDenseMask", Example([identifiers, _normal(5), _normal(), lengths], wanted=(1,), arguments=shown)
     yield "LengthsTopK", Example([_apart(5), lengths], outputs=2, wanted=(0,), arguments={"k": 2})
     yield "PackRNNSequence", Example([_normal(5, 2), lengths], wanted=(0,))
     yield "UnpackRNNSequence", Example([_normal(3, 3, 2), lengths], wanted=(0,))
@@ -220,6 +225,44 @@ def _detectors() -> Iterator[tuple[str, Example]]:
     scores = [_normal(1, 6, 2, 2), classes, count]
     yield "SoftmaxFocalLoss", Example(scores, 2, (0,), statistics=(1,), arguments=focal)
     yield "GroupSpatialSoftmax", _example(_normal(1, 6, 2, 2), num_classes=3)
+
+
+def _padded_and_packed(lengths: Array) -> Iterator[tuple[str, Example]]:
+    widths: dict[str, ArgumentValue] = {"padding_width": 2, "end_padding_width": 1}
+    paddings = [_normal(2), _normal(2)]
+    yield "AddPadding", Example([_normal(5, 2)], arguments=widths)
+    yield "AddPadding", Example([_normal(5, 2), lengths, *paddings], 2, (0, 2, 3), statistics=(1,), arguments=widths)
+    yield "AddPadding", Example([_normal(5, 2), lengths, *paddings[:1]], 2, (0, 2), statistics=(1,), arguments=widths)
+    longer = lengths + np.int32(3)
+    yield "RemovePadding", Example([_normal(14, 2), longer], 2, (0,), statistics=(1,), arguments=widths)
+    yield "PackSegments", Example([lengths, _normal(5, 2)], wanted=(1,))
+    yield "PackSegments", Example([lengths, _normal(5, 2)], wanted=(1,), arguments={"max_length": 2})
+    yield "UnpackSegments", Example([lengths, _normal(3, 3, 2)], wanted=(1,))
+    yield "ReversePackedSegs", Example([_normal(3, 3, 2), lengths], wanted=(0,))
+    for mode, numbers in (("sequence", [lengths]), ("window", [lengths]), ("upper", [])):
+        yield "SequenceMask", Example([_normal(3, 4), *numbers], wanted=(0,), arguments={"mode": mode, "fill_val": 0.5})
+
+
+def _merged_features() -> Iterator[tuple[str, Example]]:
+    present = [np.array([True, False]), np.array([True, True])]
+    lengths, counts = np.array([1, 2], np.int32), np.array([2, 0, 1], np.int32)
+    ids: dict[str, ArgumentValue] = {"feature_ids": [5, 6]}
+    values, keys = _normal(2, 3), _integers(1, 2, 3)
+    groups: dict[str, tuple[list[list[Array]], int]] = {
+        "SingleScalar": ([[values[0, :2], present[0]], [values[1, :2], present[1]]], 0),
+        "SingleList": ([[lengths, values[0], present[0]], [lengths, values[1], present[1]]], 1),
+        "SingleMap": ([[lengths, keys, values[0], present[0]], [lengths, keys, values[1], present[1]]], 2),
+        "MultiScalar": ([[lengths, keys, values[0]], [lengths, keys, values[1]]], 2),
+        "MultiList": ([[lengths, keys, counts, values[0]], [lengths, keys, counts, values[1]]], 3),
+        "MultiMap": ([[lengths, keys, counts, keys, values[0]], [lengths, keys, counts, keys, values[1]]], 4),
+    }
+    for kind, ((first, second), place) in groups.items():
+        outputs = 3 + (not kind.endswith("Scalar")) + kind.endswith("Map")
+        wanted, rest = (place, len(first) + place), tuple(range(outputs - 1))
+        single = ids if kind.startswith("Single") else {}
+        yield f"Merge{kind}FeatureTensors", Example([*first, *second], outputs, wanted, {}, rest, single)
+    mask = np.array([[True, False], [True, True]])
+    yield "MergeDenseFeatureTensors", Example([_normal(2, 2), mask], 3, (0,), {}, (0, 1), ids)
 
 
 def _places() -> Iterator[tuple[str, Example]]:

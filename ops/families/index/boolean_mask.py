@@ -11,6 +11,7 @@ from dagexec.core.gradient import gradient_by, no_gradient
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
+from dagexec.ops.families.index.indexing import check_indices
 
 _MAX_PAIRS = 32
 
@@ -132,4 +133,76 @@ def find(call: OperatorCall, index: Array, x: Array) -> Sequence[Array]:
     return [np.where((place >= 0) & (index[last] == x), last, missing)]
 
 
-no_gradient("BooleanUnmask", "Find")
+def infer_mask_lengths(call: OperatorCall) -> list[TensorType]:
+    """That of the lengths. Raises ShapeError unless the mask is a vector."""
+    call.require_types(0, INT32, INT64)
+    call.require_types(1, BOOL)
+    call.require_rank(0, 1)
+    call.require_rank(1, 1)
+    return [call.inputs[0]]
+
+
+@array_function(
+    "BooleanMaskLengths",
+    infer=infer_mask_lengths,
+    doc="How many rows of each segment are left when BooleanMask has taken those where the mask is true.",
+    input_names=("lengths", "mask"),
+    output_names=("masked_lengths",),
+)
+def mask_lengths(call: OperatorCall, lengths: Array, mask: Array) -> Sequence[Array]:
+    """A count for each segment. Raises ShapeError for lengths that do not add up to the rows of the mask."""
+    if (lengths < 0).any() or int(lengths.sum(dtype=np.int64)) != len(mask):
+        raise call.fail(f"lengths must be at least 0 and add up to {len(mask)} truth values")
+    return [np.bincount(np.repeat(np.arange(len(lengths)), lengths)[mask], minlength=len(lengths))]
+
+
+def infer_duplicates(call: OperatorCall) -> list[TensorType]:
+    """As many as there are elements that were there before."""
+    (count,) = call.require_rank(0, 1)
+    return [TensorType((count - len(np.unique(call.known_value(0))),), INT64)]
+
+
+@array_function(
+    "FindDuplicateElements",
+    infer=infer_duplicates,
+    doc="The places of elements of a vector that are there before, too, in rising order.",
+    input_names=("data",),
+    output_names=("places",),
+    value_inputs=(0,),
+)
+def duplicates(_call: OperatorCall, data: Array) -> Sequence[Array]:
+    """All places but the first of each element."""
+    again = np.ones(data.shape, np.bool_)
+    again[np.unique(data, return_index=True)[1]] = False
+    return [np.flatnonzero(again)]
+
+
+def infer_remove_blocks(call: OperatorCall) -> list[TensorType]:
+    """The rows that no index names. Raises ShapeError, IndexError."""
+    data, (count,) = call.inputs[0], call.require_rank(1, 1)
+    if not data.shape:
+        raise call.fail("the data must have at least 1 axis")
+    if not count:
+        return [data]
+    call.require_types(1, INT32, INT64)
+    indices = call.known_value(1)
+    check_indices(indices, 0, data.shape[0], call.label)
+    return [TensorType((data.shape[0] - len(np.unique(indices)), *data.shape[1:]), data.meta)]
+
+
+@array_function(
+    "RemoveDataBlocks",
+    infer=infer_remove_blocks,
+    doc="The data without rows `indices`, which come in any order, and more than once if they like.",
+    input_names=("data", "indices"),
+    output_names=("Y",),
+    value_inputs=(1,),
+)
+def remove_blocks(_call: OperatorCall, data: Array, indices: Array) -> Sequence[Array]:
+    """A selection of the other rows."""
+    kept = np.ones(len(data), np.bool_)
+    kept[indices.astype(np.int64)] = False
+    return [data[kept]]
+
+
+no_gradient("BooleanUnmask", "Find", "BooleanMaskLengths", "FindDuplicateElements", "RemoveDataBlocks")

@@ -1,15 +1,16 @@
-"""Features and predictions mapped by pieces: BisectPercentile, PiecewiseLinearTransform, BatchBucketOneHot."""
+"""Features mapped by pieces: BisectPercentile, PiecewiseLinearTransform, BatchBucketOneHot; and Quantile."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dagexec.core.dtypes import FLOAT32
+from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.gradient import no_gradient
-from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.core.schema import UNBOUNDED, OperatorCall, TensorType
 from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -154,4 +155,54 @@ def bucket_one_hot(_call: OperatorCall, x: Array, lengths: Array, boundaries: Ar
     return [np.concatenate(parts, 1) if parts else np.zeros((len(x), 0))]
 
 
-no_gradient("BisectPercentile", "PiecewiseLinearTransform", "BatchBucketOneHot")
+def infer_quantile(call: OperatorCall) -> list[TensorType]:
+    """One number. Raises ArgumentError for a quantile outside of [0, 1]."""
+    meta = call.require_same_type()
+    call.require_types(0, FLOAT32, FLOAT64)
+    call.arguments.bool("abs", True)
+    quantile, tolerance = call.arguments.float("quantile", -1.0), call.arguments.float("tol", 1e-3)
+    if not 0 <= quantile <= 1 or not tolerance > 0:
+        raise ArgumentError(
+            f"{call.label}: 'quantile' must be in [0, 1] and 'tol' above 0, found {quantile:g} and {tolerance:g}"
+        )
+    if not any(kind.elements for kind in call.inputs):
+        raise call.fail("there must be at least one element")
+    return [TensorType((1,), meta)]
+
+
+@array_function(
+    "Quantile",
+    inputs=(1, UNBOUNDED),
+    infer=infer_quantile,
+    doc="A value that a share `quantile` of the elements of all inputs does not exceed, found by halving their range "
+    "until that many do not, or until its length is `tol` of its bounds' sum.",
+    input_names=("X", "..."),
+    output_names=("value",),
+    args={
+        "quantile": "the share, in [0, 1]",
+        "abs": "0: of the elements, not of their absolute values (default 1)",
+        "tol": "how far off the value may be, as a share of it (default 1e-3)",
+    },
+    required_args=("quantile",),
+)
+def quantile(call: OperatorCall, *inputs: Array) -> Sequence[Array]:
+    """A search by halves (bisection); halves of elements that are next to each other have none between them."""
+    values = np.concatenate([x.reshape(-1) for x in inputs])
+    if call.arguments.bool("abs", True):
+        values = np.abs(values)
+    target = math.ceil(np.float32(len(values)) * np.float32(call.arguments.float("quantile", -1.0)))
+    low, high = values.min(), values.max()
+    if target >= len(values):
+        return [high]
+    if np.count_nonzero(values <= low) >= target:
+        return [low]
+    while high - low > call.arguments.float("tol", 1e-3) * (abs(low) + abs(high)):
+        middle = low + (high - low) / 2
+        count = np.count_nonzero(values <= middle)
+        if count == target or middle in (low, high):
+            return [middle if count == target else high]
+        low, high = (middle, high) if count < target else (low, middle)
+    return [high]
+
+
+no_gradient("BisectPercentile", "PiecewiseLinearTransform", "BatchBucketOneHot", "Quantile")

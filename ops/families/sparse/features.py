@@ -1,14 +1,16 @@
-"""Features before a model: BatchBoxCox, BatchBucketize, StumpFunc, Unique, dense rows from lists of indices."""
+"""Features before a model: BatchBoxCox, buckets, hashes, StumpFunc, Unique, dense rows from lists of indices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64, FLOAT_TYPES, INT32, INT64, NUMBER_TYPES
 from dagexec.core.gradient import gradient_by, no_gradient
-from dagexec.core.schema import OperatorCall, TensorType
+from dagexec.core.schema import OperatorCall, TensorType, one_to_one
+from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.families.index.indexing import check_indices
@@ -192,4 +194,59 @@ gradient_by("BatchSparseToDense", "BatchDenseToSparse", ("X0", "X1", "dY"), of_i
 gradient_by("BatchDenseToSparse", "BatchSparseToDense", ("X0", "X1", "dY", "X2"), of_inputs=(2,))
 
 
-no_gradient("BatchBoxCox", "BatchBucketize", "StumpFunc", "Unique")
+def infer_bucket_of_each(call: OperatorCall) -> list[TensorType]:
+    """A bucket for each element. Raises ArgumentError for boundaries that are not sorted."""
+    call.require_types(0, FLOAT32, FLOAT64)
+    boundaries = call.arguments.floats("boundaries")
+    if not boundaries or any(low > high for low, high in pairwise(boundaries)):
+        raise ArgumentError(f"{call.label}: argument 'boundaries' must have at least one number, in rising order")
+    return [TensorType(call.inputs[0].shape, INT32)]
+
+
+@array_function(
+    "Bucketize",
+    infer=infer_bucket_of_each,
+    doc="How many of the boundaries are below each element.",
+    input_names=("X",),
+    output_names=("Y",),
+    args={"boundaries": "in rising order"},
+    required_args=("boundaries",),
+)
+def bucket_of_each(call: OperatorCall, x: Array) -> Sequence[Array]:
+    """A search."""
+    return [np.searchsorted(np.array(call.arguments.floats("boundaries"), np.float32), x, side="left")]
+
+
+def infer_hash(call: OperatorCall) -> list[TensorType]:
+    """That of the indices."""
+    call.require_types(0, INT32, INT64)
+    call.require_rank(0, 1)
+    call.arguments.int("seed", 0)
+    if call.arguments.int("modulo", 0) < 1:
+        raise ArgumentError(f"{call.label}: argument 'modulo' must be above 0")
+    return [call.inputs[0]]
+
+
+@array_function(
+    "IndexHash",
+    infer=infer_hash,
+    doc="A number in [0, modulo) for each index: h = 0xDEADBEEF * seed, then h = 65537 * h + b for each byte b of the "
+    "index, signed and the least significant first, in as many bits as the index has; h modulo `modulo`.",
+    input_names=("indices",),
+    output_names=("hashed",),
+    args={"seed": "(default 0)", "modulo": "numbers are below it"},
+    required_args=("modulo",),
+    inplace=one_to_one,
+)
+def hashed(call: OperatorCall, indices: Array) -> Sequence[Array]:
+    """Byte by byte for all indices."""
+    signed = indices.astype(indices.dtype.newbyteorder("<"))
+    wrapping = np.dtype(f"<u{indices.dtype.itemsize}")
+    start = 0xDEADBEEF * call.arguments.int("seed", 0) % (1 << 8 * wrapping.itemsize)
+    found = np.full(indices.shape, start, wrapping)
+    for byte in signed.view(np.int8).reshape(-1, wrapping.itemsize).T:
+        found = found * wrapping.type(65537) + byte.astype(signed.dtype).view(wrapping)
+    return [found.view(signed.dtype).astype(np.int64) % call.arguments.int("modulo", 0)]
+
+
+no_gradient("BatchBoxCox", "BatchBucketize", "Bucketize", "IndexHash", "StumpFunc", "Unique")

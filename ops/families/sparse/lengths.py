@@ -20,7 +20,7 @@ from dagexec.errors import ArgumentError
 from dagexec.ops.base.array_function import Compute, array_function
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.families.index.indexing import check_indices
-from dagexec.ops.families.sparse.segments import checked_lengths, places_in_segments
+from dagexec.ops.families.sparse.segments import checked_lengths, places_in_segments, rows_of_segments
 
 _POWER = {"power": "the exponent (default 0.5)"}
 
@@ -185,13 +185,6 @@ def tile(_call: OperatorCall, data: Array, lengths: Array) -> Sequence[Array]:
 gradient_by("LengthsTile", "LengthsSum", ("dY", "X1"))
 
 
-def _picked_rows(lengths: Array, indices: Array) -> npt.NDArray[np.int64]:
-    """The rows of the segments `indices`, one segment after another."""
-    starts, counts = np.cumsum(lengths) - lengths, lengths[indices]
-    found: npt.NDArray[np.int64] = np.repeat(starts[indices], counts) + places_in_segments(counts)
-    return found
-
-
 def infer_gather(call: OperatorCall) -> list[TensorType]:
     """The rows of the segments picked. Raises ShapeError, IndexError."""
     items = call.inputs[0]
@@ -215,7 +208,7 @@ def infer_gather(call: OperatorCall) -> list[TensorType]:
 )
 def gather(_call: OperatorCall, items: Array, lengths: Array, indices: Array) -> Sequence[Array]:
     """Items 1, 2, 3 with lengths [2, 1] and index 1 give 3."""
-    return [items[_picked_rows(lengths, indices)]]
+    return [items[rows_of_segments(lengths, indices)]]
 
 
 def _lengths_of(ids: Array, others: Sequence[Array]) -> npt.NDArray[np.int64]:

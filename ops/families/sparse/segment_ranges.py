@@ -62,13 +62,14 @@ def infer_reduction(call: OperatorCall) -> list[TensorType]:
 
 
 def infer_gradient(call: OperatorCall) -> list[TensorType]:
-    """That of the data."""
+    """That of the data. dY may have other axes than Y: that of a state of a RecurrentNetwork has those of the state."""
     call.require_types(0, *FLOAT_TYPES)
     call.require_same_type(0, 1, 2)
     x, y = call.inputs[:2]
     if not x.shape or not y.shape or y.shape[1:] != x.shape[1:]:
         raise call.fail("X and Y must have rows of the same shape")
-    call.require_shape(2, y.shape, "that of Y")
+    if call.inputs[2].elements != y.elements:
+        raise call.fail("dY must have as many elements as Y")
     call.require_types(3, INT32, INT64)
     call.require_shape(3, x.shape[:1], "the number of its segment for each row")
     return [x]
@@ -85,7 +86,7 @@ def _define(name: str) -> None:
         check_indices(ids, 0, len(y), call.label)
         wide = x.astype(compute_dtype(x.dtype), copy=False)
         counts = across(np.bincount(ids)[ids], x.ndim).astype(wide.dtype)
-        return [dy[ids] * _SLOPES[name](wide, y[ids], counts)]
+        return [dy.reshape(y.shape)[ids] * _SLOPES[name](wide, y[ids], counts)]
 
     array_function(
         op_type,

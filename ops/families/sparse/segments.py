@@ -67,6 +67,13 @@ def places_in_segments(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return found
 
 
+def rows_of_segments(lengths: Array, segments: Array) -> npt.NDArray[np.int64]:
+    """The rows of the segments that are picked, one segment after another."""
+    starts, counts = np.cumsum(lengths) - lengths, lengths[segments]
+    found: npt.NDArray[np.int64] = np.repeat(starts[segments], counts) + places_in_segments(counts)
+    return found
+
+
 def across(values: Array, rank: int) -> Array:
     """A vector as a column of a tensor of `rank` axes."""
     return values.reshape(-1, *(1,) * (rank - 1))
