@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from dagexec.ops.base.blocks import Array
+from dagexec.ops.families.image.rotated_boxes import rotated_overlaps
 
 LARGEST_LOG = math.log(1000 / 16)
 """The logarithm of how often a delta multiplies a side at most."""
@@ -82,13 +83,15 @@ def softly_suppressed(
         if method == "gaussian":
             scores[order] *= np.exp(-(shared**2) / sigma)
         else:
-            scores[order] *= np.where(shared > limit, 1 - shared if method == "linear" else 0, 1)
+            scores[order] *= np.where(shared > limit, 1 - shared, 1)
         order = order[scores[order] >= least]
     return np.asarray(kept, np.intp), scores
 
 
 def overlaps(box: Array, others: Array, one: int) -> Array:
     """Intersection over union of a box with each of others."""
+    if box.size == 5:
+        return rotated_overlaps(box, others)
     low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     shared = np.maximum(high - low + one, 0).prod(1)
     areas = (others[:, 2:] - others[:, :2] + one).prod(1) + (box[2:] - box[:2] + one).prod() - shared

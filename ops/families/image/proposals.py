@@ -33,7 +33,7 @@ _ANGLE_ARGS = {
     "clip_angle_thresh": "rotated boxes are clipped that are turned by no more degrees (default 1)",
 }
 _LEGACY = ("correct_transform_coords",)
-"""Caffe2's older nets have it."""
+"""Caffe2's older nets have it. (Detectron's converter wrote nms_thres, which Caffe2 does not read.)"""
 
 
 def _one(call: OperatorCall) -> int:
@@ -71,6 +71,16 @@ def _require(call: OperatorCall, index: int, shape: tuple[int | None, ...], what
     if len(found) != len(shape) or any(size not in (None, there) for size, there in zip(shape, found, strict=True)):
         raise call.fail(f"input {call.definition.input[index]!r} must be {what}, found shape {found}")
     return call.known_value(index)
+
+
+def _within(
+    call: OperatorCall, boxes: Array, deltas: Array, weights: tuple[float, ...], size: tuple[float, float]
+) -> Array:
+    """Boxes, of 5 numbers if they are rotated, moved by deltas and clipped to an image of a height and width."""
+    if boxes.shape[1] == 5:
+        angle = call.arguments.float("clip_angle_thresh", 1.0)
+        return clipped_rotated(moved_rotated(boxes, deltas, weights, _angle_bounds(call)), *size, angle, _one(call))
+    return clipped(moved(boxes, deltas, weights, _one(call)), *size, _one(call))
 
 
 def infer_bbox_transform(call: OperatorCall) -> list[TensorType]:
@@ -112,8 +122,7 @@ def infer_bbox_transform(call: OperatorCall) -> list[TensorType]:
 )
 def bbox_transform(call: OperatorCall, rois: Array, deltas: Array, images: Array) -> Sequence[Array]:
     """Image by image, class by class."""
-    arguments, one, rotated = call.arguments, _one(call), call.arguments.bool("rotated")
-    sides = 5 if rotated else 4
+    arguments, sides = call.arguments, 5 if call.arguments.bool("rotated") else 4
     weights = tuple(arguments.floats("weights") or [1.0] * 4)
     of_image = rois[:, 0].astype(np.int64) if rois.shape[1] > sides else np.zeros(len(rois), np.int64)
     if of_image.size and not (of_image.min() >= 0 and of_image.max() < len(images)):
@@ -126,11 +135,7 @@ def bbox_transform(call: OperatorCall, rois: Array, deltas: Array, images: Array
         high, wide = (float(int(size / scale + 0.5)) for size in (height, width))
         for start in range(0, deltas.shape[1], sides):
             change = deltas[own, start : start + sides].astype(np.float64)
-            if rotated:
-                found = moved_rotated(boxes, change, weights, _angle_bounds(call))
-                found = clipped_rotated(found, high, wide, arguments.float("clip_angle_thresh", 1.0), one)
-            else:
-                found = clipped(moved(boxes, change, weights, one), high, wide, one)
+            found = _within(call, boxes, change, weights, (high, wide))
             found[:, :4] *= scale if arguments.bool("apply_scale", True) else 1
             result[own, start : start + sides] = found
     return [result, np.bincount(of_image, minlength=len(images))][: len(call.definition.output)]
@@ -139,21 +144,26 @@ def bbox_transform(call: OperatorCall, rois: Array, deltas: Array, images: Array
 def _proposals(call: OperatorCall) -> Sequence[Array]:
     scores = _require(call, 0, (None,) * 4, "scores: images x anchors x height x width")
     images, count, height, width = scores.shape
-    anchors = _require(call, 3, (count, 4), "4 numbers for each anchor").astype(np.float64)
-    deltas = _require(call, 1, (images, 4 * count, height, width), "4 deltas for each score")
+    sides = 5 if call.inputs[3].shape[-1:] == (5,) else 4
+    anchors = _require(call, 3, (count, sides), "4 numbers for each anchor, or 5 with an angle").astype(np.float64)
+    deltas = _require(call, 1, (images, sides * count, height, width), f"{sides} deltas for each score")
     sizes = _require(call, 2, (images, 3), "height, width and scale of each image").astype(np.float64)
     arguments, one = call.arguments, _one(call)
     stride = 1 / arguments.float("spatial_scale", 0.0625)
-    rois, probabilities = [np.zeros((0, 5), np.float32)], [np.zeros(0, np.float32)]
+    rois, probabilities = [np.zeros((0, sides + 1), np.float32)], [np.zeros(0, np.float32)]
     for number, (high, wide, scale) in enumerate(sizes):
         flat = scores[number].reshape(-1)
         order = by_score(flat, arguments.int("pre_nms_topN", 6000))
         anchor, y, x = np.unravel_index(order, (count, height, width))
-        shifts = np.stack([x, y, x, y], 1) * stride
-        change = deltas[number].reshape(count, 4, height, width)[anchor, :, y, x].astype(np.float64)
-        boxes = clipped(moved(anchors[anchor] + shifts, change, (1.0,) * 4, one), high, wide, one)
-        lengths = boxes[:, 2:] - boxes[:, :2] + one
-        centers, least = boxes[:, :2] + lengths / 2, arguments.float("min_size", 16.0) * scale
+        places = anchors[anchor]
+        places[:, :2] += np.stack([x, y], 1) * stride
+        if sides == 4:
+            places[:, 2:] += np.stack([x, y], 1) * stride
+        change = deltas[number].reshape(count, sides, height, width)[anchor, :, y, x].astype(np.float64)
+        boxes = _within(call, places, change, (1.0,) * 4, (int(high), int(wide)))
+        lengths = boxes[:, 2:4] if sides == 5 else boxes[:, 2:] - boxes[:, :2] + one
+        centers = boxes[:, :2] + (0 if sides == 5 else lengths / 2)
+        least = arguments.float("min_size", 16.0) * scale
         large = np.flatnonzero((lengths >= least).all(1) & (centers < [wide, high]).all(1))
         limit, most = arguments.float("nms_thresh", 0.7), arguments.int("post_nms_topN", 300)
         kept = suppressed(boxes, large, limit, one, most if most > 0 else -1)
@@ -168,7 +178,12 @@ for _name in ("GenerateProposals", "GenerateProposalsCPP"):
         infer=_type_of_results(_proposals),
         doc="Boxes that may have objects: anchors at each pixel, moved by deltas and clipped, those of the best "
         "scores that are large enough and do not overlap; each with its image before it.",
-        input_names=("scores", "bbox_deltas", "im_info: height, width, scale", "anchors"),
+        input_names=(
+            "scores",
+            "bbox_deltas",
+            "im_info: height, width, scale",
+            "anchors: boxes, or rotated ones of center, width, height and degrees",
+        ),
         output_names=("rois", "rois_probs"),
         args={
             "spatial_scale": "pixels of the scores for one of the image (default 0.0625)",
@@ -177,33 +192,40 @@ for _name in ("GenerateProposals", "GenerateProposalsCPP"):
             "nms_thresh": "the largest intersection over union with a better box (default 0.7)",
             "min_size": "the shortest side, in pixels of the image as it was (default 16)",
             "legacy_plus_one": PLUS_ONE_HELP,
+            **_ANGLE_ARGS,
         },
-        unread_args=(*_LEGACY, *_ANGLE_ARGS),
+        unread_args=(*_LEGACY, "nms_thres"),
         value_inputs=(0, 1, 2, 3),
     )(_computed(_proposals))
 
 
+def _matrix(call: OperatorCall, index: int, rows: int | None, columns: int | None, what: str) -> Array:
+    """The values of an input of two axes, or of two more of size 1, as fully connected layers on images give."""
+    more = (1, 1) if len(call.inputs[index].shape) == 4 else ()
+    values = _require(call, index, (rows, columns, *more), what)
+    return values.reshape(values.shape[:2])
+
+
 def _of_classes(call: OperatorCall) -> Sequence[Array]:
-    scores = _require(call, 0, (None, None), "scores: boxes x classes")
+    scores = _matrix(call, 0, None, None, "scores: boxes x classes")
     rows, classes = scores.shape
     arguments, one = call.arguments, _one(call)
     single, with_background = (
         arguments.bool("cls_agnostic_bbox_reg"),
         arguments.bool("input_boxes_include_bg_cls", True),
     )
-    columns = 4 if single else 4 * (classes - (not with_background))
-    boxes = _require(call, 1, (rows, columns), f"boxes: {columns} numbers for each of {rows}").astype(np.float64)
+    sides = 5 if arguments.bool("rotated") else 4
+    columns = sides if single else sides * (classes - (not with_background))
+    boxes = _matrix(call, 1, rows, columns, f"boxes: {columns} numbers for each of {rows}").astype(np.float64)
     splits = call.known_value(2).astype(np.int64) if len(call.inputs) > 2 else np.asarray([rows])
     if splits.sum() != rows or (splits < 0).any():
         raise call.fail(f"the splits {splits.tolist()} must add up to the {rows} boxes")
-    if arguments.bool("rotated"):
-        raise ArgumentError(f"{call.label}: rotated=1 is not supported: rotated boxes are not suppressed")
     method = arguments.string("soft_nms_method", "linear")
-    if method not in ("hard", "linear", "gaussian"):
-        raise ArgumentError(f"{call.label}: 'soft_nms_method' must be hard, linear or gaussian, found {method!r}")
+    if method not in ("linear", "gaussian"):
+        raise ArgumentError(f"{call.label}: 'soft_nms_method' must be linear or gaussian, found {method!r}")
     limit, least = arguments.float("nms", 0.3), arguments.float("score_thresh", 0.05)
     soft = (
-        method, arguments.float("soft_nms_sigma", 0.5), arguments.float("soft_nms_min_score_thresh", 0.001),
+        method, arguments.float("soft_nms_sigma", 0.5), arguments.float("soft_nms_min_score_thres", 0.001),
     )  # fmt: skip
     found: list[tuple[Array, Array, Array, Array]] = []
     sizes = np.zeros((len(splits), classes), np.int32)
@@ -211,8 +233,8 @@ def _of_classes(call: OperatorCall) -> Sequence[Array]:
         of_image = []
         for label in range(1, classes):
             own = scores[start : start + size, label - (not with_background)].astype(np.float64)
-            column = 0 if single else 4 * (label - (not with_background))
-            places = boxes[start : start + size, column : column + 4]
+            column = 0 if single else sides * (label - (not with_background))
+            places = boxes[start : start + size, column : column + sides]
             order = by_score(own)
             order = order[own[order] > np.float32(least)]
             if arguments.bool("soft_nms_enabled"):
@@ -233,7 +255,7 @@ def _of_classes(call: OperatorCall) -> Sequence[Array]:
         found += of_image
     parts = [np.concatenate(part) for part in zip(*found, strict=True)] if found else [np.zeros(0)] * 4
     shift = 0 if arguments.bool("output_classes_include_bg_cls", True) else 1
-    floats = [parts[0], parts[1].reshape(-1, 4), parts[2] - shift, sizes.sum(1)]
+    floats = [parts[0], parts[1].reshape(-1, sides), parts[2] - shift, sizes.sum(1)]
     return [*(part.astype(np.float32) for part in floats), parts[3].astype(np.int32), sizes]
 
 
@@ -251,10 +273,10 @@ array_function(
         "nms": "the largest intersection over union with a better box of the class (default 0.3)",
         "detections_per_im": "how many boxes of an image there are at most, 0 for all (default 100)",
         "soft_nms_enabled": "1: boxes that overlap better ones get lower scores (default 0)",
-        "soft_nms_method": "linear, gaussian or hard (default linear)",
+        "soft_nms_method": "linear or gaussian (default linear)",
         "soft_nms_sigma": "the deviation of gaussian (default 0.5)",
-        "soft_nms_min_score_thresh": "below which a lowered score ends a box (default 0.001)",
-        "rotated": "1: boxes have an angle, which is refused (default 0)",
+        "soft_nms_min_score_thres": "below which a lowered score ends a box (default 0.001)",
+        "rotated": "1: boxes have an angle (default 0)",
         "cls_agnostic_bbox_reg": "1: all classes have the same boxes (default 0)",
         "input_boxes_include_bg_cls": "0: there are no boxes of the background, whose score is the last (default 1)",
         "output_classes_include_bg_cls": "1: the background is class 0, else the first one behind it (default 1)",
