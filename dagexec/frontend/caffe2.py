@@ -1,4 +1,7 @@
-"""Caffe2 models: a folder with `init_net.pb`, which fills the parameters, and `predict_net.pb`, which is run."""
+"""Caffe2 models: a folder with `init_net.pb`, which fills the parameters, and `predict_net.pb`, which is run.
+
+Detectron's converter calls them `model_init.pb` and `model.pb`.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ from dagexec.frontend.caffe2_weights import Array, load_init_net
 from dagexec.storage.net_file import load_net
 
 SUFFIXES = (".pb", ".pbtxt")
+_PAIRS = (("init_net", "predict_net"), ("model_init", "model"))
 
 
 def load_caffe2(folder: str | os.PathLike[str]) -> Model:
-    """The model in `folder`: `init_net` and `predict_net`, each binary (.pb) or text (.pbtxt).
+    """The model in `folder`: `init_net` and `predict_net`, or `model_init` and `model`, each .pb or, as text, .pbtxt.
 
     Its operators may read databases in that folder, as an init net does that loads parameters.
     Raises ModelFormatError, naming the folder, when a file is missing, unreadable or not a NetDef.
@@ -28,8 +32,9 @@ def load_caffe2(folder: str | os.PathLike[str]) -> Model:
     path = Path(folder)
     if not path.is_dir():
         raise ModelFormatError(f"{path}: not a folder; expected one that holds init_net.pb and predict_net.pb")
-    init, weights = load_init_net(_find(path, "init_net"))
-    predict = load_net(_find(path, "predict_net"))
+    pair = next((pair for pair in _PAIRS if _file(path, pair[0])), _PAIRS[0])
+    init, weights = load_init_net(_find(path, pair[0]))
+    predict = load_net(_find(path, pair[1]))
     model = from_nets(init, predict, name=path.resolve().name, weights=weights)
     return replace(model, folder=path, allow_io=IO.READ_FOLDER)
 
@@ -41,7 +46,8 @@ def from_nets(
 
     Inputs are the external inputs of `predict` that `init` does not write; a predict net that lists no external
     inputs takes every blob it reads before writing it. When `init` writes them all, the placeholders among them are
-    the inputs: Caffe2's mobile exporter fills an input with a single 0, so that it exists; here it is not filled.
+    the inputs: Caffe2's mobile exporter fills an input with a single 0, so that it exists, and Detectron's with
+    nothing; here it is not filled.
     Outputs are the external outputs of `predict` or, when it lists none, the blobs it writes and does not read. Element
     types and shapes are unknown: the files do not hold them. `name` serves where the predict net has no name of its
     own, and `weights` are blobs that `init` no longer fills.
@@ -64,30 +70,40 @@ def from_nets(
     return Model(predict.name or name, predict, init, dict(weights), inputs, outputs)
 
 
+def _file(folder: Path, stem: str) -> Path | None:
+    return next((path for suffix in SUFFIXES if (path := folder / f"{stem}{suffix}").is_file()), None)
+
+
 def _find(folder: Path, stem: str) -> Path:
-    for suffix in SUFFIXES:
-        path = folder / f"{stem}{suffix}"
-        if path.is_file():
-            return path
-    raise ModelFormatError(f"{folder}: expected init_net.pb and predict_net.pb (or .pbtxt); {stem}.pb is missing")
+    path = _file(folder, stem)
+    if path is None:
+        raise ModelFormatError(f"{folder}: expected init_net.pb and predict_net.pb (or .pbtxt); {stem}.pb is missing")
+    return path
 
 
 def _placeholders(init: NetDef, predict: NetDef) -> set[str]:
-    """Blobs that `init` fills with a single 0 and that an operator of `predict` takes its data from."""
+    """Blobs that `init` leaves empty, or fills with a single 0 where an operator of `predict` takes its data from."""
     data = {operator.input[0] for operator in predict.op if operator.input}
-    return {operator.output[0] for operator in init.op if _fills_one_zero(operator) and operator.output[0] in data}
+    return {
+        operator.output[0]
+        for operator in init.op
+        if (size := _size_of_zeros(operator)) == 0 or (size == 1 and operator.output[0] in data)
+    }
 
 
-def _fills_one_zero(operator: OperatorDef) -> bool:
+def _size_of_zeros(operator: OperatorDef) -> int | None:
+    """0 for a filler of no elements, 1 for that of a single 0; None for other operators."""
     arguments = {argument.name: argument for argument in operator.arg}
     if (
         operator.type not in ("ConstantFill", "GivenTensorFill")
         or len(operator.output) != 1
         or "shape" not in arguments
     ):
-        return False
-    value = arguments.get("value", arguments.get("values", Argument()))
-    return set(arguments["shape"].ints) == {1} and not any([value.f, value.i, *value.floats, *value.ints])
+        return None
+    shape, value = arguments["shape"].ints, arguments.get("value", arguments.get("values", Argument()))
+    if 0 in shape:
+        return 0
+    return 1 if set(shape) == {1} and not any([value.f, value.i, *value.floats, *value.ints]) else None
 
 
 def _read_before_written(net: NetDef) -> list[str]:
