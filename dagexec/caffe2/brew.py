@@ -15,8 +15,9 @@ from dagexec.caffe2.model_helper import ModelHelper
 
 __all__ = [
     "Register", "accuracy", "add_weight_decay", "arg_scope", "average_pool", "concat", "cond", "conv", "conv_nd",
-    "conv_transpose", "db_input", "depth_concat", "dropout", "fc", "group_conv", "has_helper", "instance_norm", "iter",
-    "layer_norm", "loop", "lrn", "max_pool", "prelu", "relu", "softmax", "spatial_bn", "sum", "tanh", "transpose",
+    "conv_transpose", "db_input", "depth_concat", "dropout", "fc", "group_conv", "has_helper", "image_input",
+    "instance_norm", "iter", "layer_norm", "loop", "lrn", "max_pool", "prelu", "relu", "softmax", "spatial_bn",
+    "sum", "tanh", "transpose",
 ]  # fmt: skip
 
 Helper = Callable[..., Any]
@@ -86,6 +87,7 @@ depth_concat = Register(dense.depth_concat)
 dropout = Register(dense.dropout)
 fc = Register(dense.fc)
 group_conv = Register(images.group_conv)
+image_input = Register(training.image_input)
 instance_norm = Register(images.instance_norm)
 iter = Register(training.iter)
 layer_norm = Register(dense.layer_norm)

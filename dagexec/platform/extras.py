@@ -42,6 +42,7 @@ REQUIREMENTS = {
     "mpi": ("mpi4py>=4", "openmpi>=5"),
     "telemetry": ("opentelemetry-api>=1.30",),
     "lmdb": ("lmdb>=1.5",),
+    "images": ("pillow>=10",),
     "safetensors": ("safetensors>=0.8",),
     "grpc": ("grpcio>=1.70",),
     "serve": ("httptools>=0.6.3", "prometheus-client>=0.20", "starlette>=0.40", "uvicorn>=0.30"),

@@ -75,6 +75,7 @@ HOST = {
     ),
     "CreateTextFileReader": FILES,
     "TextFileReaderRead": FILES,
+    "ImageInput": FILES,
     "Checkpoint": FILES,
     "CreateDB": FILES,
     "DBExists": FILES,

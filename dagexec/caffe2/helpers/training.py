@@ -18,6 +18,23 @@ def db_input(model: ModelHelper, blobs_out: Any, batch_size: int, db: str, db_ty
     return model.TensorProtosDBInput([], blobs_out, batch_size, db, db_type, **kwargs)
 
 
+def image_input(
+    model: ModelHelper, blob_in: Any, blob_out: Any, order: str = "NCHW", use_gpu_transform: bool = False, **kwargs: Any
+) -> Any:
+    """Batches of images and labels from a reader, `blob_out` being [images, labels, ...] in `order`.
+
+    Raises ValueError unless `is_test` is given.
+    """
+    if "is_test" not in kwargs:
+        raise ValueError("image_input: say is_test=1 or is_test=0")
+    if order != "NCHW":
+        return model.net.ImageInput(blob_in, blob_out, **kwargs)
+    if use_gpu_transform:
+        return model.net.ImageInput(blob_in, blob_out, use_gpu_transform=1, **kwargs)
+    images, *others = model.net.ImageInput(blob_in, [f"{blob_out[0]}_nhwc", *blob_out[1:]], **kwargs)
+    return model.net.NHWC2NCHW(images, blob_out[0]), *others
+
+
 def iter(model: ModelHelper, blob_out: Any, **kwargs: Any) -> Any:
     """A counter of runs, on the host: the init net sets it to 0, and each run adds 1."""
     device = kwargs.pop("device_option", _HOST)

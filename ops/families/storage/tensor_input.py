@@ -81,15 +81,20 @@ _operators: weakref.WeakSet[TensorProtosDBInput] = weakref.WeakSet()
     reproducible=False,
 )
 class TensorProtosDBInput(Operator):
-    """Tensors from records."""
+    """Tensors from records.
+
+    Attributes:
+        size: records in a batch; 0: one, without an axis for it.
+        batch: what was read last, an array for each output.
+    """
 
     def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
         super().__init__(definition, workspace, index=index, net=net)
-        self._batch: list[Array] = []
+        self.batch: list[Array] = []
         self._ahead: _Prefetch | None = None
-        self._size = self.arguments.int("batch_size", 0)
-        if self._size < 0:
-            raise ArgumentError(f"{self.label}: argument 'batch_size' must be 0 or more, found {self._size}")
+        self.size = self.arguments.int("batch_size", 0)
+        if self.size < 0:
+            raise ArgumentError(f"{self.label}: argument 'batch_size' must be 0 or more, found {self.size}")
         _operators.add(self)
 
     def prepare(self) -> Step:
@@ -103,11 +108,11 @@ class TensorProtosDBInput(Operator):
             if ahead is not None:
                 ahead.wait()
             if ahead is None or ahead.reader is not reader:
-                self._read(reader)
-            for index, array in enumerate(self._batch):
+                self.read_batch(reader)
+            for index, array in enumerate(self.batch):
                 self._hand_out(index, array)
             if alone and sum(other.input_blobs[0] is self.input_blobs[0] for other in tuple(_operators)) == 1:
-                self._ahead = _Prefetch(lambda: self._read(reader), reader, f"{self.label} reads ahead")
+                self._ahead = _Prefetch(lambda: self.read_batch(reader), reader, f"{self.label} reads ahead")
 
         return next_batch
 
@@ -119,25 +124,25 @@ class TensorProtosDBInput(Operator):
             )
         store(self, index, array)
 
-    def _read(self, reader: DBReader) -> None:
-        """Read a batch."""
-        if not self._size:
-            self._batch = [_whole(segment) for segment in self._record(reader)]
+    def read_batch(self, reader: DBReader) -> None:
+        """Read one."""
+        if not self.size:
+            self.batch = [whole(segment) for segment in self._record(reader)]
             return
-        for item in range(self._size):
+        for item in range(self.size):
             for index, segment in enumerate(self._record(reader)):
-                self._put(item, index, _whole(segment))
+                self._put(item, index, whole(segment))
 
     def _put(self, item: int, index: int, array: Array) -> None:
         """Make `array` item `item` of tensor `index` of the batch."""
         if not item:
-            shape = (self._size, *array.shape)
-            del self._batch[len(self.output_blobs) :]
-            if index >= len(self._batch):
-                self._batch.append(np.empty(shape, array.dtype))
-            elif (self._batch[index].shape, self._batch[index].dtype) != (shape, array.dtype):
-                self._batch[index] = np.empty(shape, array.dtype)
-        batch = self._batch[index]
+            shape = (self.size, *array.shape)
+            del self.batch[len(self.output_blobs) :]
+            if index >= len(self.batch):
+                self.batch.append(np.empty(shape, array.dtype))
+            elif (self.batch[index].shape, self.batch[index].dtype) != (shape, array.dtype):
+                self.batch[index] = np.empty(shape, array.dtype)
+        batch = self.batch[index]
         if (batch.shape[1:], batch.dtype) != (array.shape, array.dtype):
             raise ShapeError(
                 f"{self.label}: tensor {index} of record {item} of the batch is {array.dtype}{list(array.shape)}; "
@@ -145,14 +150,19 @@ class TensorProtosDBInput(Operator):
             )
         batch[item] = array
 
+    @staticmethod
+    def segments(value: bytes) -> list[Segment]:
+        """The tensors of a record. Raises WireError, StorageError."""
+        return [
+            decode_tensor(content, len(value))
+            for number, kind, content, _ in fields(memoryview(value))
+            if number == 1 and kind == LENGTH
+        ]
+
     def _record(self, reader: DBReader) -> list[Segment]:
         key, value = reader.read()
         try:
-            found = [
-                decode_tensor(content, len(value))
-                for number, kind, content, _ in fields(memoryview(value))
-                if number == 1 and kind == LENGTH
-            ]
+            found = self.segments(value)
         except (WireError, StorageError) as error:
             raise StorageError(f"{self.label}: {reader.path}: record {key[:80]!r}: {error}") from None
         if len(found) != len(self.output_blobs):
@@ -163,7 +173,8 @@ class TensorProtosDBInput(Operator):
         return found
 
 
-def _whole(segment: Segment) -> Array:
+def whole(segment: Segment) -> Array:
+    """The tensor of a record. Raises StorageError for a part of one."""
     if segment.values.size != np.prod(segment.shape, dtype=np.int64):
         raise StorageError(f"tensor {segment.name!r} is divided into segments; expected a complete tensor")
     return segment.values.reshape(segment.shape)
