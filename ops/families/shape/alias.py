@@ -34,8 +34,14 @@ class EnsureDense(View):
     """The identity, whose gradient is dense."""
 
 
+@view_operator("NegateGradient", same_as_input, "Y is X; the gradient of X is that of Y with the other sign.")
+class NegateGradient(View):
+    """The identity, against which what is before it learns."""
+
+
 for _forward in ("Alias", "AliasWithName", "EnsureDense"):
     gradient_by(_forward, "Alias", ("dY",))
+gradient_by("NegateGradient", "Negative", ("dY",))
 
 
 def infer_copy_on_device_like(call: OperatorCall) -> list[TensorType]:

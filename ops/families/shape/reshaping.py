@@ -214,6 +214,37 @@ class FlattenToVec(View):
     """A vector of the same elements."""
 
 
+def infer_prepend_dim(call: OperatorCall) -> list[TensorType]:
+    """A new first axis, by which the size of the old one is divided."""
+    shape, size = call.inputs[0].shape, call.arguments.int("dim_size", 0)
+    if not shape or size < 1 or shape[0] % size:
+        raise call.fail(f"argument 'dim_size' must divide the first of the sizes {list(shape)}, found {size}")
+    return [TensorType((size, shape[0] // size, *shape[1:]), call.inputs[0].meta)]
+
+
+@view_operator(
+    "PrependDim",
+    infer_prepend_dim,
+    "X with its first axis as two, the first of them of size `dim_size`.",
+    {"dim_size": "the size of the new first axis, which divides that of X's"},
+)
+class PrependDim(View):
+    """The first axis as two."""
+
+
+def infer_merge_dim(call: OperatorCall) -> list[TensorType]:
+    """The first two axes as one."""
+    shape = call.inputs[0].shape
+    if len(shape) < 2:
+        raise call.fail(f"X must have at least 2 axes, found {len(shape)}")
+    return [TensorType((shape[0] * shape[1], *shape[2:]), call.inputs[0].meta)]
+
+
+@view_operator("MergeDim", infer_merge_dim, "X with its first two axes as one.")
+class MergeDim(View):
+    """The first two axes as one."""
+
+
 def _places(call: OperatorCall, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """`axes`, negative ones counted from the end. Raises ShapeError for an axis out of range."""
     for axis in axes:

@@ -34,7 +34,7 @@ class ResizeLike(View):
     """New shape, same elements."""
 
 
-@gradient_of("Flatten", "FlattenToVec", "ResizeLike")
+@gradient_of("Flatten", "FlattenToVec", "ResizeLike", "MergeDim")
 def old_shape_gradient(request: GradientRequest) -> GradientOperators:
     """dX = dY in the shape of X."""
     if 0 not in request.wanted or not request.has_dy(0):
@@ -59,6 +59,7 @@ _OPPOSITES = {
     "ExpandDims": "Squeeze",
     "NCHW2NHWC": "NHWC2NCHW",
     "NHWC2NCHW": "NCHW2NHWC",
+    "PrependDim": "MergeDim",
     "Copy": "Copy",
     "CopyCPUToGPU": "CopyGPUToCPU",
     "CopyFromCPUInput": "CopyGPUToCPU",

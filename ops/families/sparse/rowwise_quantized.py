@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.dtypes import FLOAT16, FLOAT32, UINT8, TypeMeta
+from dagexec.core.dtypes import FLOAT16, FLOAT32, INT32, UINT8, TypeMeta
 from dagexec.core.gradient import no_gradient
 from dagexec.core.registry import operator, schema_of
 from dagexec.core.schema import OperatorCall, TensorType
@@ -251,10 +251,15 @@ _register(
 )
 
 
-def _reducer(name: str, bits: int, reduce: Reduce, *, weighted: bool = False, apart: bool = False) -> None:
-    """Register a sum or mean of segments of quantized rows; `apart`: scale and bias are an input of their own."""
+def _reducer(
+    name: str, bits: int, reduce: Reduce, *, weighted: bool = False, apart: bool = False, pruned: bool = False
+) -> None:
+    """Register a sum or mean of segments of quantized rows.
+
+    `apart`: scale and bias are an input of their own. `pruned`: an input says where rows are, -1 for those of zeros.
+    """
     extra = ("weights",) if weighted else ()
-    names = ("data", *extra, "indices", "lengths", *(("scale_bias",) if apart else ()))
+    names = ("data", *extra, "indices", "lengths", *(("scale_bias",) if apart else ("rows",) if pruned else ()))
     indices = names.index("indices")
 
     def infer(call: OperatorCall) -> list[TensorType]:
@@ -264,15 +269,23 @@ def _reducer(name: str, bits: int, reduce: Reduce, *, weighted: bool = False, ap
             call.require_shape(1, (rows,), "a weight for each row")
         if apart:
             call.require_shape(indices + 2, (call.inputs[0].shape[0], 2), "scale and bias of each row")
+        if pruned:
+            call.require_types(indices + 2, INT32)
+            call.require_rank(indices + 2, 1)
         checked_lengths(call, indices + 1, rows)
         return [TensorType((call.inputs[indices + 1].shape[0], columns), FLOAT32)]
 
     def compute(call: OperatorCall, data: Array, *others: Array) -> Sequence[Array]:
         picked = others[indices - 1]
-        check_indices(picked, 0, len(data), call.label)
+        check_indices(picked, 0, len(others[-1] if pruned else data), call.label)
         if apart:
             ends = others[-1][picked]
             rows = data[picked] * ends[:, :1] + ends[:, 1:]
+        elif pruned:
+            picked = others[-1][picked]
+            check_indices(picked, -1, len(data), call.label)
+            rows = np.zeros((len(picked), (data.shape[1] - 2 * _TAIL[bits].itemsize) * (8 // bits)), np.float32)
+            rows[picked >= 0] = dequantize(data[picked[picked >= 0]], bits)
         else:
             rows = dequantize(data[picked], bits)
         if weighted:
@@ -288,6 +301,9 @@ for _bits in (8, 4, 2):
     _reducer(f"SparseLengthsSumFused{_bits}BitRowwise", _bits, segment_sums)
     _reducer(f"SparseLengthsMeanFused{_bits}BitRowwise", _bits, segment_means)
     _reducer(f"SparseLengthsWeightedSumFused{_bits}BitRowwise", _bits, segment_sums, weighted=True)
+    _reducer(f"SparseLengthsSum{_bits}BitRowwiseSparse", _bits, segment_sums, pruned=True)
+    _reducer(f"SparseLengthsMean{_bits}BitRowwiseSparse", _bits, segment_means, pruned=True)
+    _reducer(f"SparseLengthsWeightedSum{_bits}BitRowwiseSparse", _bits, segment_sums, weighted=True, pruned=True)
 _reducer("SparseLengthsSum8BitsRowwise", 8, segment_sums, apart=True)
 _reducer("SparseLengthsMean8BitsRowwise", 8, segment_means, apart=True)
 _reducer("SparseLengthsWeightedSum8BitsRowwise", 8, segment_sums, weighted=True, apart=True)

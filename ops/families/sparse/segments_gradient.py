@@ -35,6 +35,7 @@ def _rows_of_lengths(call: OperatorCall, place: int) -> tuple[int, ...]:
     if not dy.shape:
         raise call.fail("dY must have at least 1 axis")
     call.require_shape(place, dy.shape[:1], "a length for each row of dY")
+    call.require_types(place, INT32, INT64)
     rows = int(call.known_value(place).sum(dtype=np.int64))
     if place + 1 < len(call.inputs):
         rows = (call.inputs[place + 1].shape or (-1,))[0]
@@ -93,6 +94,7 @@ for _name, _compute in _COMPUTED.items():
 def _infer_with_weights(call: OperatorCall) -> list[TensorType]:
     """dX of the rows that were summed, and a number for each weight."""
     weights, meta = call.require_types(0, *FLOAT_TYPES), call.require_types(1, *FLOAT_TYPES)
+    call.require_types(3, *FLOAT_TYPES)
     data = call.inputs[3]
     if not data.shape:
         raise call.fail("the data must have at least 1 axis")

@@ -116,3 +116,12 @@ def test_compile_runs_a_net_with_all_of_them() -> None:
     )
     with dagexec.compile(net) as executor:
         np.testing.assert_array_equal(executor.run({"x": X - 2})["y"], np.maximum(X - 2, 0))
+
+
+def test_a_gradient_is_negated_on_the_way_back() -> None:
+    [y] = run_operator("NegateGradient", [X])
+    np.testing.assert_array_equal(y, X)
+    net = NetDef(op=[operator_def("NegateGradient", ["x"], ["y"]), operator_def("SumSqrElements", ["y"], ["loss"])])
+    gradients = add_gradient_operators(net, ["loss"])
+    workspace = run(list(net.op), x=X)
+    np.testing.assert_array_equal(workspace.fetch_blob(str(gradients["x"])), -2 * X)

@@ -11,7 +11,7 @@ from dagexec.ops.engines.cuda.base.kinds import on_cuda
 from dagexec.ops.engines.cuda.base.operator import Array, CudaOperator
 from dagexec.ops.engines.cuda.base.strided_copy import strided_copy
 from dagexec.ops.families.index.indexing_gradient import IndexRows
-from dagexec.ops.families.shape.alias import Alias, AliasWithName, EnsureDense
+from dagexec.ops.families.shape.alias import Alias, AliasWithName, EnsureDense, NegateGradient
 from dagexec.ops.families.shape.reorder import Reorder, in_common_blocks, orders_of
 from dagexec.ops.families.shape.reshaping import (
     NCHW2NHWC,
@@ -19,6 +19,8 @@ from dagexec.ops.families.shape.reshaping import (
     ExpandDims,
     Flatten,
     FlattenToVec,
+    MergeDim,
+    PrependDim,
     Reshape,
     Shape,
     Size,
@@ -38,8 +40,9 @@ def view_step(op: CudaOperator, x: Array, y: Array) -> Step:
 
 
 @on_cuda(
-    Alias, AliasWithName, EnsureDense, ExpandDims, Flatten, FlattenToVec, IndexRows, ResizeLike, Squeeze, StopGradient
-)
+    Alias, AliasWithName, EnsureDense, ExpandDims, Flatten, FlattenToVec, IndexRows, MergeDim, NegateGradient,
+    PrependDim, ResizeLike, Squeeze, StopGradient,
+)  # fmt: skip
 class _CudaView(CudaOperator):
     """An operator whose output 0 holds the elements of input 0 in the same order."""
 
