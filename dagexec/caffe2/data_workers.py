@@ -33,8 +33,14 @@ Fetch = Callable[[int, int], Sequence[Array] | None]
 class DataInputCoordinator:
     """The threads that fill a queue."""
 
-    def __init__(self, queue: BlobsQueue, readers: Sequence[Callable[[], object]]) -> None:
+    def __init__(
+        self,
+        queue: BlobsQueue,
+        readers: Sequence[Callable[[], object]],
+        init_fun: Callable[..., object] | None = None,
+    ) -> None:
         self._queue = queue
+        self._init = init_fun
         self._readers = readers
         self._feeder: QueueFeeder | None = None
 
@@ -42,6 +48,8 @@ class DataInputCoordinator:
         """Start the threads. Raises Caffe2Error when they were started before."""
         if self._feeder is not None:
             raise Caffe2Error("the data workers were started already")
+        if self._init is not None:
+            self._init(self, self)
         self._feeder = QueueFeeder(self._queue, self._readers)
 
     def stop(self) -> None:
@@ -92,12 +100,14 @@ def init_data_input_workers(
     num_worker_threads: int = 2,
     input_source_name: str = "train",
     max_buffered_batches: int = 800,
+    init_fun: Callable[..., object] | None = None,
 ) -> DataInputCoordinator:
     """Have a net, or that of a model, begin with batches from a queue, which threads fill once they are started.
 
     `fetch_fun(worker_id, batch_size)` returns an array for each blob, with any number of rows; rows are put together to
     batches of `batch_size`, each from one thread, and None means that there are no more. With one thread batches come
-    in order. What it raises is the cause of the error that the net raises. The queue is in the current workspace.
+    in order. `init_fun(coordinator, coordinator)` is called first when it starts; Caffe2 has two kinds of coordinators.
+    What `fetch_fun` raises is the cause of the error that the net raises. The queue is in the current workspace.
     """
     target: Net = net if isinstance(net, Net) else net.net
     blobs = [str(blob) for blob in input_blob_names]
@@ -106,4 +116,4 @@ def init_data_input_workers(
     workspace.hold(name, queue)
     target.DequeueBlobs(BlobReference(name), list(map(BlobReference, blobs)))
     readers = [_Rows(fetch_fun, worker, batch_size, blobs, queue) for worker in range(num_worker_threads)]
-    return DataInputCoordinator(queue, readers)
+    return DataInputCoordinator(queue, readers, init_fun)

@@ -13,6 +13,8 @@ from dagexec.caffe2.gpus import place, placed
 from dagexec.core.device import Device
 from dagexec.core.proto import DeviceOption, NetDef, OperatorDef, PlanDef
 from dagexec.core.scoped_bodies import is_added
+from dagexec.core.tensor import Tensor
+from dagexec.core.variant import Variant
 from dagexec.core.workspace import Net, Workspace
 from dagexec.errors import Caffe2Error
 from dagexec.scheduler.caffe2_net_types import net_type
@@ -58,9 +60,14 @@ class _Blobs(Mapping[str, NativeBlob]):
 class NativeWorkspace:
     """A workspace beside those that have names, or one of these, as a function gets it."""
 
-    def __init__(self, workspace: Workspace | None = None) -> None:
-        """A new one, or `workspace` itself."""
-        self._workspace = Workspace(allow_io=True) if workspace is None else workspace
+    def __init__(self, workspace: Workspace | NativeWorkspace | None = None) -> None:
+        """A new one, which sees the blobs of another NativeWorkspace; or a Workspace itself."""
+        around = workspace.inside() if isinstance(workspace, NativeWorkspace) else None
+        self._workspace: Workspace = workspace if isinstance(workspace, Workspace) else Workspace(around, allow_io=True)
+
+    def inside(self) -> Workspace:
+        """The workspace as the rest of dagexec has it."""
+        return self._workspace
 
     @property
     def blobs(self) -> Mapping[str, NativeBlob]:
@@ -84,6 +91,21 @@ class NativeWorkspace:
     def fetch_blob(self, name: Any) -> npt.NDArray[Any]:
         """A copy of the array in a blob."""
         return NativeBlob(self._workspace, str(name)).fetch()
+
+    def fetch(self, name: Any) -> Any:
+        """A copy of the array in a blob; a string as bytes; of any other object its class, as text in bytes.
+
+        Raises Caffe2Error where there is no blob of that name.
+        """
+        blob = str(name)
+        with failing_as_caffe2(f"FetchBlob of {blob!r}"):
+            value = self._workspace.get_blob(blob).value
+            if isinstance(value, Tensor | Variant) and not (isinstance(value, Tensor) and value.is_empty):
+                return self._workspace.fetch_blob(blob)
+        if isinstance(value, bytes):
+            return value
+        kind = "nullptr (uninitialized)" if value is None else type(value).__name__
+        return f"{blob}, a C++ native class of type {kind}.".encode()
 
     def feed_blob(self, name: Any, arr: Any, device_option: DeviceOption | None = None) -> bool:
         """Copy an array into a blob, which is made where there is none."""

@@ -42,6 +42,8 @@ class Net:
         self._outputs = {blob for operator in self._net.op for blob in operator.output}
         self._reserved: set[str] = set()
         self._attributes: dict[str, list[Any]] = {}
+        self._input_record: Any = None
+        self._output_record: Any = None
 
     def Proto(self) -> NetDef:
         """The message of the net. What it is changed to, the net becomes; add operators by methods of the net."""
@@ -121,6 +123,42 @@ class Net:
     def BlobIsDefined(self, blob: Any) -> bool:
         """True for an external input and for the output of an operator."""
         return str(blob) in self._inputs or str(blob) in self._outputs
+
+    def input_record(self) -> Any:
+        """The record of its inputs, if one was set."""
+        return self._input_record
+
+    def output_record(self) -> Any:
+        """The record of its outputs, if one was set."""
+        return self._output_record
+
+    def set_input_record(self, input_record: Any) -> Any:
+        """Let a record be that of the inputs, or a schema, which gets blobs. Raises ValueError where one is set."""
+        if self._input_record is not None:
+            raise ValueError(f"net {self.Name()!r} has a record of inputs already")
+        record = input_record.clone()
+        for name, column in record.columns():
+            if column.blob is None:
+                column.set(self.NextBlob(f"{self.Name()}/{name or 'unnamed_scalar'}"))
+        self._input_record = record
+        for blob in record.field_blobs():
+            if not self.is_external_input(blob):
+                self.AddExternalInput(blob)
+        return record
+
+    def set_output_record(self, record: Any) -> None:
+        """Let a record be that of the outputs. Raises ValueError where one is set, or the net lacks a blob of it."""
+        if self._output_record is not None:
+            raise ValueError(f"net {self.Name()!r} has a record of outputs already")
+        self.AddExternalOutput(*(blob for blob in record.field_blobs() if blob not in self.external_outputs))
+        self._output_record = record
+
+    def append_output_record_field(self, field_name: str, record: Any) -> None:
+        """Add a field to the record of outputs. Raises ValueError where there is none, or the net lacks a blob."""
+        if self._output_record is None:
+            raise ValueError(f"net {self.Name()!r} has no record of outputs")
+        self.AddExternalOutput(*(blob for blob in record.field_blobs() if blob not in self.external_outputs))
+        self._output_record += type(self._output_record)((field_name, record))
 
     def UsedBlobNames(self) -> set[str]:
         """The blobs that operators read or write, or that are external."""
@@ -264,7 +302,7 @@ class Net:
         """A copy under another name, with blobs renamed by `blob_remap`, and only the operators numbered in the mask.
 
         `remap_funcs` change operators of a type that name blobs in their arguments: each is called with the copy of an
-        operator and the complete mapping of names. A net has no schema here, so there is none to keep.
+        operator and the complete mapping of names. With `keep_schema` it has the records of this net.
         """
         renamed = {str(old): str(new) for old, new in (blob_remap or {}).items()}
         copy = NetDef()
@@ -281,7 +319,12 @@ class Net:
         del copy.op[:]
         copy.op.extend(OperatorDef.FromString(content) for content in kept)
         copy.name = name
-        return Net(copy)
+        net = Net(copy)
+        if keep_schema:
+            net._input_record, net._output_record = (
+                _renamed(record, renamed, net) for record in (self._input_record, self._output_record)
+            )
+        return net
 
     def ClonePartial(self, name: str, inputs: Any, outputs: Any) -> tuple[Net, dict[Any, BlobReference]]:
         """What computes `outputs` from `inputs`, as a net of its own, and the references there of those blobs.
@@ -372,6 +415,14 @@ class Net:
         """Have the net print these blobs."""
         for blob in blobs:
             self._add_operator("Print", [blob], [])
+
+
+def _renamed(record: Any, names: Mapping[str, str], net: Net) -> Any:
+    """A copy of a record, or None, with blobs of other names."""
+    copy = None if record is None else record.clone()
+    for column in () if copy is None else copy.all_scalars():
+        column.set(BlobReference(names.get(str(column()), str(column())), net))
+    return copy
 
 
 def _unique_name(base: str) -> str:

@@ -304,6 +304,48 @@ class Operations:
         """End the step of the builder that is open if the blob is true here."""
         _current().stop_if(blob)
 
+    # What tasks do when they begin and end (`dagexec.caffe2.task`)
+
+    def task_init(self) -> Setup:
+        """Operators inside run once, before the task in which they are written."""
+        return self._noted("task_setup", Setup("setup"))
+
+    def task_exit(self) -> Setup:
+        """Operators inside run once, behind the task in which they are written."""
+        return self._noted("task_setup", Setup("exit"))
+
+    def task_instance_init(self) -> Setup:
+        """Operators inside run before each instance of the task in which they are written."""
+        return self._noted("task_instance_setup", Setup("setup"))
+
+    def task_instance_exit(self) -> Setup:
+        """Operators inside run behind each instance of the task in which they are written."""
+        return self._noted("task_instance_setup", Setup("exit"))
+
+    def local_init(self) -> Setup:
+        """Operators inside run once, before the group of the task in which they are written."""
+        return self._noted("local_setup", Setup("setup"))
+
+    def local_exit(self) -> Setup:
+        """Operators inside run once, behind the group of the task in which they are written."""
+        return self._noted("local_setup", Setup("exit"))
+
+    def _noted(self, key: str, made: Setup) -> Setup:
+        self.net().add_attribute(key, made)
+        return made
+
+
+class Setup(NetBuilder):
+    """Nets that a task or a group of tasks runs when it begins (`setup`) or ends (`exit`)."""
+
+    def __init__(self, when: str) -> None:
+        """`when` is the name of the method that gives the nets."""
+        super().__init__(when)
+        setattr(self, when, self._run)
+
+    def _run(self, _net: Net) -> list[Any]:
+        return [] if self._frozen else self.get()
+
 
 ops = Operations()
 """What adds operators and blocks to the builder that is open in this thread."""

@@ -101,8 +101,9 @@ class ExecutionStep:
         return self._substeps
 
     def get_all_attributes(self, name: str) -> list[Any]:
-        """What its nets have noted under `name`."""
-        return [value for net in self.Nets() for value in net.get_attributes(name)]
+        """What its nets, and those of its steps, have noted under `name`."""
+        of_steps = [value for step in self._substeps for value in step.get_all_attributes(name)]
+        return of_steps + [value for net in self.Nets() for value in net.get_attributes(name)]
 
     def SetIter(self, num_iter: int) -> None:
         """Let it run so many times."""

@@ -18,6 +18,7 @@ from dagexec.caffe2 import native as C
 from dagexec.caffe2 import scope
 from dagexec.caffe2.failures import failing_as_caffe2
 from dagexec.caffe2.gpus import gpu_count, place, placed
+from dagexec.caffe2.native_workspace import NativeWorkspace
 from dagexec.caffe2.net import Net
 from dagexec.caffe2.plans import ExecutionStep, Plan
 from dagexec.caffe2.prediction import Predictor
@@ -32,7 +33,6 @@ from dagexec.core.proto import DeviceOption, NetDef, OperatorDef, PlanDef, Tenso
 from dagexec.core.schema import TensorType
 from dagexec.core.scoped_bodies import is_added
 from dagexec.core.tensor import Tensor
-from dagexec.core.variant import Variant
 from dagexec.core.workspace import Workspace
 from dagexec.errors import Caffe2Error
 from dagexec.scheduler.caffe2_net_types import net_type
@@ -185,6 +185,11 @@ def CreateBlob(name: Name) -> bool:
     return True
 
 
+def current() -> NativeWorkspace:
+    """The current workspace as an object."""
+    return NativeWorkspace(_all.current)
+
+
 def hold(name: str, value: object) -> None:
     """Let a blob hold an object, a queue, say."""
     _all.current.create_blob(name).value = value
@@ -222,15 +227,7 @@ def FetchBlob(name: Name) -> Any:
 
     Raises Caffe2Error where there is no blob of that name.
     """
-    blob = str(name)
-    with failing_as_caffe2(f"FetchBlob of {blob!r}"):
-        value = _all.current.get_blob(blob).value
-        if isinstance(value, Tensor | Variant) and not (isinstance(value, Tensor) and value.is_empty):
-            return _all.current.fetch_blob(blob)
-    if isinstance(value, bytes):
-        return value
-    kind = "nullptr (uninitialized)" if value is None else type(value).__name__
-    return f"{blob}, a C++ native class of type {kind}.".encode()
+    return current().fetch(name)
 
 
 def FetchBlobs(names: Iterable[Name]) -> list[Any]:

@@ -27,13 +27,17 @@ def numbers(sizes: Callable[[int], int]) -> Callable[[int, int], list[Any]]:
 def test_rows_become_batches_in_order() -> None:
     before = set(threading.enumerate())
     made = core.Net("fed")
+    called: list[Any] = []
     coordinator = data_workers.init_data_input_workers(
-        made, ["data", "label"], numbers(lambda call: 1 + call % 5), 4, num_worker_threads=1, max_buffered_batches=2
-    )
+        made, ["data", "label"], numbers(lambda call: 1 + call % 5), 4, num_worker_threads=1, max_buffered_batches=2,
+        init_fun=lambda *both: called.append(both),
+    )  # fmt: skip
+    assert not called
     made.Scale("data", "twice", scale=2.0)
     coordinator.start()
     with pytest.raises(RuntimeError, match="already"):
         coordinator.start()
+    assert called == [(coordinator, coordinator)]
     workspace.CreateNet(made)
     for step in range(6):
         workspace.RunNet(made)
