@@ -18,6 +18,7 @@ from dagexec.core.proto import DeviceOption as DeviceOptionMessage
 from dagexec.core.proto import OperatorDef, TensorProto
 from dagexec.core.registry import has_engine, is_registered, registered_operators
 from dagexec.core.subnets import ONLY_IN_MESSAGES
+from dagexec.frontend.caffe2_int8 import OPERATORS as INT8
 from dagexec.training.backward import gradient_of_operator
 
 __all__ = [
@@ -79,7 +80,7 @@ def GlobalInit(args: Iterable[str]) -> bool:
 
 def IsOperator(op_type: str) -> bool:
     """True when there is an operator of this type."""
-    return is_registered(op_type) or op_type in ONLY_IN_MESSAGES
+    return is_registered(op_type) or op_type in ONLY_IN_MESSAGES or op_type in INT8
 
 
 def IsOperatorWithEngine(op_type: str, engine: str) -> bool:

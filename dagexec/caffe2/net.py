@@ -20,6 +20,7 @@ from dagexec.core.proto import DeviceOption, NetDef, OperatorDef
 from dagexec.core.registry import is_registered, schema_of
 from dagexec.core.schema import UNBOUNDED
 from dagexec.core.subnets import ONLY_IN_MESSAGES
+from dagexec.frontend.caffe2_int8 import OPERATORS as INT8
 from dagexec.training import backward
 
 _CUDA = 1
@@ -59,7 +60,7 @@ class Net:
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if op_type.startswith("_"):
             raise AttributeError(op_type)
-        if not is_registered(op_type) and op_type not in ONLY_IN_MESSAGES:
+        if not is_registered(op_type) and op_type not in ONLY_IN_MESSAGES and op_type not in INT8:
             close = get_close_matches(op_type, known_types())
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise AttributeError(f"{op_type!r} is neither a method of a net nor an operator type{hint}")

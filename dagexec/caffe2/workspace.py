@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ from dagexec.core.scoped_bodies import is_added
 from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import Caffe2Error
+from dagexec.frontend.caffe2_int8 import Int8Scales, lowered
 from dagexec.scheduler.caffe2_net_types import net_type
 from dagexec.scheduler.plan_steps import run_plan
 
@@ -47,10 +48,13 @@ __all__ = [
     "FeedBlob",
     "FetchBlob",
     "FetchBlobs",
+    "FetchInt8Blob",
+    "FetchInt8BlobRealVal",
     "GetNameScope",
     "GlobalInit",
     "HasBlob",
     "InferShapesAndTypes",
+    "Int8Tensor",
     "NumCudaDevices",
     "Predictor",
     "RemoveBlob",
@@ -82,6 +86,7 @@ class _All:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.by_name = {_DEFAULT: _new()}
+        self.scales: dict[str, Int8Scales] = {}
         self.name = _DEFAULT
 
     @property
@@ -157,6 +162,7 @@ def ResetWorkspace(root_folder: str | None = None) -> bool:
     """Drop the blobs and the nets of the current workspace, whose operators then read and write below `root_folder`."""
     with _all.lock:
         before, _all.by_name[_all.name] = _all.current, _new(root_folder)
+        _all.scales.pop(_all.name, None)
     _dropped(before)
     return True
 
@@ -228,6 +234,28 @@ def FetchBlob(name: Name) -> Any:
     Raises Caffe2Error where there is no blob of that name.
     """
     return current().fetch(name)
+
+
+class Int8Tensor(NamedTuple):
+    """A blob of an int8 net: bytes that stand for (data - zero_point) * scale."""
+
+    data: Array
+    scale: float
+    zero_point: int
+
+
+def FetchInt8Blob(name: Name) -> Int8Tensor:
+    """A copy of a blob of an int8 net, and its scale. Raises Caffe2Error for another blob."""
+    scale = _all.scales.get(_all.name, {}).get(str(name))
+    if scale is None:
+        raise Caffe2Error(f"FetchInt8Blob: no operator of the int8 family has made blob {str(name)!r}")
+    return Int8Tensor(FetchBlob(name), scale.scale, scale.zero_point)
+
+
+def FetchInt8BlobRealVal(name: Name) -> Array:
+    """The numbers that a blob of an int8 net stands for. Raises Caffe2Error for another blob."""
+    data, scale, zero_point = FetchInt8Blob(name)
+    return (data.astype(np.int32) - zero_point).astype(np.float32) * np.float32(scale)
 
 
 def FetchBlobs(names: Iterable[Name]) -> list[Any]:
@@ -315,9 +343,9 @@ def RunPlan(plan_or_step: Plan | ExecutionStep | PlanDef | bytes) -> bool:
 def RunOperatorOnce(operator: OperatorDef | bytes) -> bool:
     """Run a single operator. Raises Caffe2Error where it fails."""
     definition = OperatorDef.FromString(operator) if isinstance(operator, bytes) else operator
-    definition = _definition(NetDef(op=[definition])).op[0]
     with failing_as_caffe2(f"Error running operator {definition.type}"):
-        _all.current.run_operator_once(definition)
+        for part in _definition(NetDef(op=[definition])).op:
+            _all.current.run_operator_once(part)
     return True
 
 
@@ -356,7 +384,11 @@ def InferShapesAndTypes(
 
 
 def _definition(net: AnyNet) -> NetDef:
-    """A copy, which the script cannot change any more, on the devices that are there."""
+    """A copy, which the script cannot change any more, on the devices that are there.
+
+    Operators of the int8 family are made into others, by the scales of blobs that nets before have made.
+    """
     definition = NetDef.FromString(StringifyProto(net))
     place(definition)
-    return definition
+    with failing_as_caffe2(f"net {definition.name!r}"):
+        return lowered(definition, _all.scales.setdefault(_all.name, {}))

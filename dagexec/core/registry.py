@@ -259,6 +259,10 @@ def check_known(nets: Iterable[tuple[str, Sequence[Node]]], owner: str) -> None:
 def _unknown(operator_type: str) -> str:
     close = difflib.get_close_matches(operator_type, {*_schemas, *known_types()}, n=3)
     hint = f"; close names: {', '.join(close)}" if close else ""
+    if operator_type.startswith("Int8"):
+        hint = (
+            "; models with Caffe2's int8 nets are loaded by dagexec.load_model, and dagexec.caffe2.workspace runs these"
+        )
     return f"operator type {operator_type!r} is unknown{hint}"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.arguments import Arguments, ArgumentValue
-from dagexec.core.dtypes import INT32
+from dagexec.core.dtypes import FLOAT64, INT32
 from dagexec.core.node import node_of
 from dagexec.core.operator_def import op
 from dagexec.core.proto import NetDef, OperatorDef
@@ -34,6 +34,10 @@ class _Scale:
     zero_point: int
 
 
+Int8Scales = dict[str, _Scale]
+"""The scales of blobs, by name."""
+
+
 def without_int8(init: NetDef | None, predict: NetDef) -> tuple[NetDef | None, NetDef]:
     """Both nets with other operators in place of those called Int8...; as they are, if there are none.
 
@@ -41,11 +45,17 @@ def without_int8(init: NetDef | None, predict: NetDef) -> tuple[NetDef | None, N
     """
     if not any(definition.type in OPERATORS for net in (init, predict) if net for definition in net.op):
         return init, predict
-    scales: dict[str, _Scale] = {}
-    return (None if init is None else _rewritten(init, scales)), _rewritten(predict, scales)
+    scales: Int8Scales = {}
+    return (None if init is None else lowered(init, scales)), lowered(predict, scales)
 
 
-def _rewritten(net: NetDef, scales: dict[str, _Scale]) -> NetDef:
+def lowered(net: NetDef, scales: Int8Scales) -> NetDef:
+    """A net with other operators in place of those called Int8...; itself, where there are none.
+
+    `scales` are those of blobs that nets before have made, and get those of its own blobs. Raises as `without_int8`.
+    """
+    if not any(definition.type in OPERATORS for definition in net.op):
+        return net
     made = NetDef()
     made.CopyFrom(net)
     del made.op[:]
@@ -110,8 +120,8 @@ class _Int8:
         """A scalar, by the filler of a type."""
         return op(f"GivenTensor{kind}Fill", [], [self.blob(suffix)], shape=[1], values=[value])
 
-    def as_it_is(self, op_type: str, **arguments: ArgumentValue) -> OperatorDef:
-        """The same by another type, which moves bytes about, with its own arguments and these."""
+    def as_it_is(self, op_type: str, **arguments: ArgumentValue | None) -> OperatorDef:
+        """The same by another type, with these arguments and its own, but for those that are None."""
         made = op(op_type, self.inputs, self.outputs, arg=arguments)
         made.arg.extend(
             argument for name, argument in self._kept.items() if name not in arguments and not name.startswith("Y_")
@@ -181,6 +191,28 @@ def _conv(one: _Int8) -> Iterator[OperatorDef]:
     yield _requantized(one, one.blob("sums"))
 
 
+def _conv_transpose(one: _Int8) -> Iterator[OperatorDef]:
+    """Sums in float64, which are exact."""
+    for index, name in enumerate("xw"):
+        yield op("Cast", one.inputs[index : index + 1], [one.blob(name)], to=FLOAT64.number)
+        yield one.constant(f"{name}_zero_point", one.scale(index).zero_point, "Double")
+        yield op("Sub", [one.blob(name), one.blob(f"{name}_zero_point")], [one.blob(f"{name}_centered")])
+    sums = one.as_it_is("ConvTranspose", order=_ORDER)
+    sums.input[:] = [one.blob("x_centered"), one.blob("w_centered")]
+    sums.output[:] = [one.blob("real_sums")]
+    yield sums
+    yield op("Cast", [one.blob("real_sums")], [one.blob("sums")], to=INT32.number)
+    yield _requantized(one, one.blob("sums"))
+
+
+def _roi_align(one: _Int8) -> Iterator[OperatorDef]:
+    x, y = one.scale(0), one.output_scale()
+    if one.arguments.string("order", _ORDER) != _ORDER:
+        raise ModelFormatError(f"{one.label}: the order must be {_ORDER}")
+    arguments = {"x_scale": x.scale, "x_zero_point": x.zero_point, "y_scale": y.scale, "y_zero_point": y.zero_point}
+    yield one.as_it_is("RoIAlignFixedPoint", order=None, **arguments)
+
+
 def _fully_connected(one: _Int8) -> Iterator[OperatorDef]:
     yield one.constant("x_zero_point", one.scale(0).zero_point)
     yield one.constant("w_zero_point", one.scale(1).zero_point)
@@ -245,6 +277,7 @@ OPERATORS: Mapping[str, Callable[[_Int8], Iterator[OperatorDef]]] = {
     "Int8Concat": _concat,
     "Int8Conv": _conv,
     "Int8ConvRelu": _conv,
+    "Int8ConvTranspose": _conv_transpose,
     "Int8Dequantize": _dequantize,
     "Int8FC": _fully_connected,
     "Int8Flatten": _moved("Flatten"),
@@ -256,6 +289,7 @@ OPERATORS: Mapping[str, Callable[[_Int8], Iterator[OperatorDef]]] = {
     "Int8Relu": _relu,
     "Int8Reshape": _moved("Reshape"),
     "Int8ResizeNearest": _moved("ResizeNearest", order=_ORDER),
+    "Int8RoIAlign": _roi_align,
     "Int8Sigmoid": _table(lambda _one, x: 1 / (1 + np.exp(-x))),
     "Int8Slice": _moved("Slice"),
     "Int8Softmax": _softmax,

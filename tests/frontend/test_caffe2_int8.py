@@ -17,7 +17,8 @@ import pytest
 
 import dagexec
 from dagexec import NetDef, OperatorDef, op
-from dagexec.errors import ModelFormatError
+from dagexec.caffe2 import core, workspace
+from dagexec.errors import Caffe2Error, ModelFormatError, UnsupportedOperatorError
 
 Bytes = npt.NDArray[np.uint8]
 RNG = np.random.default_rng(0)
@@ -244,3 +245,91 @@ def test_products_are_rounded_as_gemmlowp_rounds() -> None:
         with dagexec.compile(net) as executor:
             result = executor.run({"sums": sums.astype(np.int32)})["Y"]
         np.testing.assert_array_equal(result, stored(sums, float(np.float32(factor)), 128))
+
+
+def test_transposed_convolutions() -> None:
+    x, w, b = some(2, 3, 4, 5), some(5, 3, 2, 6), RNG.integers(-5000, 5000, 6, dtype=np.int32)
+    given = {"X": (x, X_SCALE, X_ZERO), "W": (w, W_SCALE, W_ZERO), "B": (b, X_SCALE * W_SCALE, 0)}
+    conv = op("Int8ConvTranspose", ["X", "W", "B"], ["Y"], kernel_h=3, kernel_w=2, stride=2, pad=1, order="NHWC", **Y)
+    wide = np.zeros((2, 7, 8, 6), int)
+    for n, i, j, k, m in np.ndindex(2, 3, 4, 3, 2):
+        wide[n, 2 * i + k, 2 * j + m] += (x[n, i, j].astype(int) - X_ZERO) @ (w[:, k, m].astype(int) - W_ZERO)
+    expected = stored(wide[:, 1:-1, 1:-1] + b, single(X_SCALE, W_SCALE, Y_SCALE))
+    np.testing.assert_array_equal(run([conv], given), expected)
+    assert len(np.unique(expected)) > 10
+
+
+@pytest.mark.parametrize("ratio", [-1, 2])
+def test_regions(ratio: int) -> None:
+    """Of corners that give samples whose places float32 has exactly."""
+    x, rois = some(2, 6, 7, 3), np.array([[0, 1, 2, 13, 9], [1, 3.25, 0.25, 6.25, 5], [1, -9, 4, 9, 28]], np.float32)
+    align = op(
+        "Int8RoIAlign", ["X", "rois"], ["Y"], order="NHWC", spatial_scale=0.5, pooled_h=2, pooled_w=3,
+        sampling_ratio=ratio, **Y,
+    )  # fmt: skip
+    boxes = op("GivenTensorFill", [], "rois", shape=rois.shape, values=rois.reshape(-1).tolist())
+    result = run([boxes, align], {"X": (x, X_SCALE, X_ZERO)})
+    for (image, *corners), found in zip(rois.astype(float), result, strict=True):
+        x1, y1, x2, y2 = (value * 0.5 for value in corners)
+        high, wide = max(y2 - y1, 1.0), max(x2 - x1, 1.0)
+        rows, columns = (ratio, ratio) if ratio > 0 else (math.ceil(high / 2), math.ceil(wide / 3))
+        factor = float(np.float32(X_SCALE)) / (float(np.float32(Y_SCALE)) * 255 * rows * columns)
+        for i, j in np.ndindex(2, 3):
+            sums, real = np.zeros(3, np.int64), np.zeros(3)
+            for a, b in np.ndindex(rows, columns):
+                py, px = y1 + (i + (a + 0.5) / rows) * high / 2, x1 + (j + (b + 0.5) / columns) * wide / 3
+                sums -= X_ZERO * 255
+                if not (-1 <= py <= 6 and -1 <= px <= 7):
+                    real -= X_ZERO * float(np.float32(X_SCALE))  # what is outside is the byte 0, as Caffe2 has it
+                    continue
+                py, px = min(max(py, 0), 5), min(max(px, 0), 6)
+                for row in {int(py), min(int(py) + 1, 5)}:
+                    for column in {int(px), min(int(px) + 1, 6)}:
+                        share = (1 - abs(py - row)) * (1 - abs(px - column))
+                        sums += math.floor(share * 255 + 0.5) * x[int(image), row, column].astype(int)
+                        real += share * (x[int(image), row, column].astype(float) - X_ZERO) * float(np.float32(X_SCALE))
+            np.testing.assert_array_equal(found[i, j], stored(sums, factor))
+            steps = np.clip(real / (rows * columns) / float(np.float32(Y_SCALE)) + Y_ZERO, 0, 255)
+            np.testing.assert_allclose(found[i, j], steps, atol=2)  # shares are rounded to 255ths
+
+
+def test_sums_and_softmax_are_within_a_step_of_real_numbers() -> None:
+    a, b = some(1, 8, 9, 4), some(1, 8, 9, 4)
+    given = {"A": (a, X_SCALE, X_ZERO), "B": (b, 0.02, 7)}
+    real = (a.astype(float) - X_ZERO) * float(np.float32(X_SCALE)) + (b.astype(float) - 7) * float(np.float32(0.02))
+    for kind, low in (("Int8Add", 0), ("Int8AddRelu", Y_ZERO), ("Int8Sum", 0)):
+        steps = np.clip(real / float(np.float32(Y_SCALE)) + Y_ZERO, low, 255)
+        found = run([op(kind, ["A", "B"], ["Y"], **Y)], given)
+        assert np.abs(found - steps).max() <= 1
+    rows = some(16, 12)
+    powers = np.exp(rows.astype(float) * float(np.float32(0.03)))
+    steps = np.minimum(256 * powers / powers.sum(1, keepdims=True), 255)
+    found = run([op("Int8Softmax", "X", "Y", Y_scale=1 / 256, Y_zero_point=0)], {"X": (rows, 0.03, 50)})
+    assert np.abs(found - steps).max() <= 1
+
+
+def test_workspaces_of_scripts_run_int8_nets() -> None:
+    x, w = RNG.standard_normal((2, 6)).astype(np.float32), some(3, 6)
+    workspace.ResetWorkspace()
+    workspace.RunOperatorOnce(filled("W", w, W_SCALE, W_ZERO))
+    workspace.RunNetOnce(NetDef(name="init", op=[filled("B", np.zeros(3, np.int32), X_SCALE * W_SCALE, 0)]))
+    net = core.Net("phone")
+    net.Int8Quantize("data", "q", Y_scale=X_SCALE, Y_zero_point=X_ZERO)
+    net.Int8FC(["q", "W", "B"], "y", **Y)
+    net.Int8Dequantize("y", "Y")
+    workspace.FeedBlob("data", x)
+    workspace.CreateNet(net)
+    workspace.RunNet(net)
+    data, scale, zero_point = workspace.FetchInt8Blob("y")
+    q = np.clip(np.rint(x / np.float32(X_SCALE)) + X_ZERO, 0, 255).astype(int)
+    sums = (q - X_ZERO) @ (w.astype(int) - W_ZERO).T
+    np.testing.assert_array_equal(data, stored(sums, single(X_SCALE, W_SCALE, Y_SCALE)))
+    assert (zero_point, scale) == (Y_ZERO, pytest.approx(Y_SCALE))
+    np.testing.assert_array_equal(workspace.FetchBlob("Y"), workspace.FetchInt8BlobRealVal("y"))
+    with pytest.raises(Caffe2Error, match="no operator of the int8 family has made blob 'data'"):
+        workspace.FetchInt8Blob("data")
+    workspace.ResetWorkspace()
+    with pytest.raises(Caffe2Error, match="input 1 must be made by an operator of the int8 family"):
+        workspace.CreateNet(net)
+    with pytest.raises(UnsupportedOperatorError, match=r"loaded by dagexec\.load_model"):
+        dagexec.Workspace().create_net(NetDef(name="n", op=[op("Int8Relu", "x", "y")]))
