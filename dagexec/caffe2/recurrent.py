@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dagexec.caffe2.net import Net
-from dagexec.caffe2.references import BlobReference
+from dagexec.caffe2.references import BlobReference, as_references
 from dagexec.core.proto import NetDef
 from dagexec.training.backward import add_gradient_operators
 
@@ -42,8 +42,8 @@ def recurrent_net(
     prefix = scope or cell_net.Name()
     step = NetDef()
     step.CopyFrom(cell_net.Proto())
-    rows = {str(inner): str(outer) for inner, outer in inputs}
-    first = {str(inner): str(outer) for inner, outer in initial_cell_inputs}
+    rows = {str(inner): str(*as_references(outer)) for inner, outer in inputs}
+    first = {str(inner): str(*as_references(outer)) for inner, outer in initial_cell_inputs}
     behind = {str(before): str(after) for before, after in links.items()}
     states = {before: f"{prefix}/{before}_states" for before in first}
     read = [name for one in step.op for name in one.input]

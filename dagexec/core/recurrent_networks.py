@@ -1,9 +1,9 @@
 """Caffe2's RecurrentNetwork, whose step net runs once a step of a sequence, and its gradient, as Scans.
 
-A state has a blob of its own in the net, with the value before the first step and those behind each step; outputs are
-parts of it (`alias_src`). The step net takes row t of the sequence and of that blob, and gives row t + 1
-(`link_internal`). The gradient goes through the steps from the last to the first. It computes each step anew from the
-state before it, so that nothing but states is kept.
+A state has a blob of its own in the net, with the values before the first step and those behind each step; outputs are
+parts of it (`alias_src`). The step net takes row t of the sequence and rows from t on of that blob, and gives the row
+behind those that there were (`link_internal`). The gradient goes through the steps from the last to the first. It
+computes each step anew from the state before it, so that nothing but states is kept.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ FORWARD, GRADIENT = "RecurrentNetwork", "RecurrentNetworkGradient"
 
 @dataclass(frozen=True)
 class Link:
-    """A blob of the step net that is a row of a blob outside, so many rows behind that of the step."""
+    """A blob of the step net that is `window` rows of a blob outside, from so many rows behind that of the step on."""
 
     internal: str
     external: str
     offset: int
+    window: int
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,57 @@ class State:
     Attributes:
         name: of the blob with the values before and behind all steps.
         initial: the input with the first of them.
-        before, after: what the step net calls the values before and behind a step.
+        length: how many first values there are.
+        read: what the step net calls rows of it.
+        after: what the step net calls the row that it gives.
     """
 
     name: str
     initial: int
-    before: str
+    length: int
+    read: tuple[Link, ...]
     after: str
+
+    @property
+    def before(self) -> str:
+        """What the step net calls the value before a step, where that is all it takes."""
+        return self.read[0].internal if self.read else f"{self.after}:before"
+
+    @property
+    def is_plain(self) -> bool:
+        """True where the step net takes nothing but the value before."""
+        return self.length == 1 and [(one.offset, one.window) for one in self.read] == [(0, 1)]
+
+    @property
+    def rows(self) -> str:
+        """What of it goes from step to step: the last rows, as many as there were at first."""
+        return self.before if self.is_plain else f"{self.after}:rows"
+
+    @property
+    def next_rows(self) -> str:
+        """What goes to the next step."""
+        return self.after if self.length == 1 and not self.is_plain else f"{self.after}:next"
+
+    @property
+    def next_row(self) -> str:
+        """The row that the step gives, with the axes of the one before."""
+        return f"{self.after}:next" if self.is_plain else self.after
+
+    def links(self, *, current: bool) -> list[Node]:
+        """The rows that the step net takes: those with the one that it gives, or else the others."""
+        if self.is_plain:
+            return []
+        read = [one for one in self.read if (one.offset + one.window > self.length) == current]
+        rows = f"{self.after}:all" if current else self.rows
+        joined = [_op("Concat", [self.rows, self.after], [rows, f"{rows}:dims"], axis=0)] if current else []
+        joined += [_op("Slice", [rows], [f"{self.after}:next"], starts=[1], ends=[-1])] if current else []
+        return [
+            *joined,
+            *(
+                _op("Slice", [rows], [one.internal], starts=[one.offset], ends=[one.offset + one.window])
+                for one in read
+            ),
+        ]
 
 
 @dataclass(frozen=True)
@@ -69,31 +114,35 @@ class Network:
 
     @classmethod
     def of(cls, arguments: Arguments, inputs: Sequence[str], label: str) -> Network:
-        """Read them. Raises SchemaError for links other than from a row to the row behind it."""
+        """Read them. Raises SchemaError for links that do not lead from rows to the row behind them."""
         names, places = arguments.strings("recurrent_states"), arguments.ints("initial_recurrent_state_ids")
         links = links_of(arguments, "link")
         if len(names) != len(places) or any(not 0 <= place < len(inputs) for place in places):
             raise SchemaError(f"{label}: expected an input for each of the states {names}, found {places}")
-        if any(window != 1 for window in arguments.ints("link_window")):
-            raise SchemaError(f"{label}: link_window other than 1 is not supported")
+        step = net_of(arguments, "step_net")
+        written = {blob for one in step.op for blob in one.output}
         states = []
         for name, place in zip(names, places, strict=True):
-            found = {link.offset: link.internal for link in links if link.external == name}
-            if set(found) != {0, 1}:
-                raise SchemaError(f"{label}: state {name!r} must be linked with offsets 0 and 1, found {sorted(found)}")
-            states.append(State(name, place, found[0], found[1]))
+            of_state = [link for link in links if link.external == name]
+            given = [link for link in of_state if link.internal in written]
+            length = given[0].offset if len(given) == 1 else 0
+            read = tuple(link for link in of_state if link not in given)
+            if length < 1 or given[0].window != 1 or any(link.offset + link.window > length + 1 for link in read):
+                raise SchemaError(
+                    f"{label}: the step must give one row of state {name!r}, behind those that it reads; it is linked "
+                    f"with offsets {[link.offset for link in of_state]}"
+                )
+            states.append(State(name, place, length, read, given[0].internal))
         rows = [link for link in links if link.external not in names]
         for link in rows:
-            if link.external not in inputs or link.offset:
-                raise SchemaError(f"{label}: {link.external!r} must be an input that is linked with offset 0")
-        if not rows:
-            raise SchemaError(f"{label}: no input is linked, so the number of steps is not known")
+            if link.external not in inputs or link.offset or link.window != 1:
+                raise SchemaError(f"{label}: {link.external!r} must be an input that is linked with offset 0, window 1")
         lists = arguments.strings("alias_src"), arguments.strings("alias_dst"), arguments.ints("alias_offset")
         return cls(
             label,
             tuple(states),
             tuple((link, list(inputs).index(link.external)) for link in rows),
-            net_of(arguments, "step_net"),
+            step,
             arguments.string("timestep", "timestep"),
             tuple(zip(*lists, strict=True)),
         )
@@ -106,9 +155,14 @@ class Network:
         return offsets == {-1}
 
     def start(self) -> list[Node]:
-        """The operators of a step, with the row of each sequence as the step net takes it."""
-        rows = [_expanded(f"{link.internal}:row", link.internal) for link, _ in self.rows]
-        return [*rows, *map(node_of, self.step.op)]
+        """The operators of a step, with the rows as the step net takes them."""
+        made = [_expanded(f"{link.internal}:row", link.internal) for link, _ in self.rows]
+        made += [link for state in self.states for link in state.links(current=False)]
+        pending = {state.after: state for state in self.states}
+        for one in self.step.op:
+            made.append(node_of(one))
+            made += [link for blob in one.output if blob in pending for link in pending.pop(blob).links(current=True)]
+        return made
 
 
 def links_of(arguments: Arguments, prefix: str) -> list[Link]:
@@ -119,7 +173,8 @@ def links_of(arguments: Arguments, prefix: str) -> list[Link]:
         raise SchemaError(
             f"{FORWARD}: {prefix}_internal, {prefix}_external and {prefix}_offset are not as long as one another"
         )
-    return [Link(*one) for one in zip(internal, external, offsets, strict=True)]
+    windows = arguments.ints(f"{prefix}_window") or [1] * len(offsets)
+    return [Link(*one) for one in zip(internal, external, offsets, windows, strict=True)]
 
 
 def net_of(arguments: Arguments, name: str) -> NetDef:
@@ -140,19 +195,28 @@ def lowered(node: Node, label: str) -> list[Node]:
 def _forward(node: Node, label: str) -> list[Node]:
     network = Network.of(node.arguments(label), node.input, label)
     scratch, step = node.output[-1], network.timestep
-    starts = [one for state in network.states for one in _initial(node.input[state.initial], state.name)]
-    starts.append(number(f"{scratch}:first", 0))
+    sequence = node.input[network.rows[0][1] if network.rows else 0]
+    starts = [*_batch(sequence, f"{scratch}:batch"), number(f"{scratch}:first", 0)]
+    starts += [
+        _op("Expand", [node.input[state.initial], f"{scratch}:batch"], [f"{state.name}:initial"])
+        if state.length == 1
+        else _op("Copy", [node.input[state.initial]], [f"{state.name}:initial"])
+        for state in network.states
+    ]
     inner = [*network.start(), number(f"{step}:one", 1), _op("Add", [step, f"{step}:one"], [f"{step}:next"])]
-    inner += [_op("ResizeLike", [state.after, state.before], [f"{state.after}:next"]) for state in network.states]
-    inner += [_squeezed(f"{state.after}:next", f"{state.after}:row") for state in network.states]
-    given = [*(state.before for state in network.states), step, *(f"{link.internal}:row" for link, _ in network.rows)]
-    results = [*(f"{state.after}:next" for state in network.states), f"{step}:next"]
+    inner += [
+        _op("ResizeLike", [state.after, state.before], [state.next_row]) for state in network.states if state.is_plain
+    ]
+    inner += [_squeezed(state.next_row, f"{state.after}:row") for state in network.states]
+    scanned = network.rows or ((Link(f"{sequence}:step", sequence, 0, 1), 0),)
+    given = [*(state.rows for state in network.states), step, *(f"{link.internal}:row" for link, _ in scanned)]
+    results = [*(state.next_rows for state in network.states), f"{step}:next"]
     stacked = [f"{state.after}:row" for state in network.states]
-    finals = [f"{state.name}:last" for state in network.states]
+    finals = [f"{state.name}:final" for state in network.states]
     rows = [f"{state.name}:rows" for state in network.states]
     scan = _scan(
         [*(f"{state.name}:initial" for state in network.states), f"{scratch}:first"],
-        [node.input[place] for _, place in network.rows],
+        [node.input[place] for _, place in scanned],
         [*finals, f"{scratch}:number", *rows],
         inner, given, [*results, *stacked],
     )  # fmt: skip
@@ -160,16 +224,11 @@ def _forward(node: Node, label: str) -> list[Node]:
         _op("Concat", [f"{state.name}:initial", f"{state.name}:rows"], [state.name, f"{state.name}:dims"], axis=0)
         for state in network.states
     ]
-    outputs = [_part(source, target, offset) for source, target, offset in network.aliases]
+    outputs = [
+        _op("Slice", [source], [target], starts=[offset if offset >= 0 else offset - 1], ends=[-1])
+        for source, target, offset in network.aliases
+    ]
     return [*starts, scan, *joined, *outputs, _op("NoOp", [], [scratch])]
-
-
-def _part(state: str, output: str, offset: int) -> Node:
-    if offset == 1:
-        return _op("Copy", [f"{state}:rows"], [output])
-    if offset == -1:
-        return _op("Copy", [f"{state}:last"], [output])
-    return _op("Slice", [state], [output], starts=[offset], ends=[-1])
 
 
 def _backward(node: Node, label: str) -> list[Node]:
@@ -181,6 +240,8 @@ def _backward(node: Node, label: str) -> list[Node]:
     own = own[: next((place for place, name in enumerate(own) if name in outputs), len(own))]
     names = _with_names(arguments, own)
     network = Network.of(arguments, names, label)
+    if not all(state.is_plain for state in network.states) or not network.rows:
+        raise SchemaError(f"{label}: a step with a gradient must read a row of a sequence, and of each state one alone")
     step = network.timestep
     grads = dict(zip((aliases[place] for place in with_grads), node.input, strict=False))
     links = links_of(arguments, "backward_link")
@@ -255,7 +316,7 @@ def _backward(node: Node, label: str) -> list[Node]:
         for source, target in zip(made[len(network.states) : -1], behind_rows[: len(parameters)], strict=True)
     ]
     after += [
-        _op("ResizeLike", [source, own[state.initial]], [target])
+        _op("SumReduceLike", [source, own[state.initial]], [target])
         for state, source, target in zip(network.states, made, of_states, strict=False)
     ]
     return [*before, scan, *after]
@@ -273,11 +334,13 @@ def _is_of(network: Network, output: str, state: State) -> bool:
     return any(source == state.name and name == output for source, name, _ in network.aliases)
 
 
-def _initial(source: str, state: str) -> list[Node]:
-    """The first value of a state with an axis of one step in front, which it may have already."""
+def _batch(sequence: str, shape: str) -> list[Node]:
+    """The shape that a first row of a state is brought to; it may have no axis of steps, or be that of all examples."""
     return [
-        _op("Flatten", [source], [f"{state}:flat"], axis=-1),
-        _expanded(f"{state}:flat", f"{state}:initial"),
+        _op("Shape", [sequence], [f"{shape}:sequence"]),
+        _op("Slice", [f"{shape}:sequence"], [f"{shape}:size"], starts=[1], ends=[2]),
+        _op("GivenTensorInt64Fill", [], [f"{shape}:one"], shape=[1], values=[1]),
+        _op("Concat", [f"{shape}:one", f"{shape}:size", f"{shape}:one"], [shape, f"{shape}:dims"], axis=0),
     ]
 
 

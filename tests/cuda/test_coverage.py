@@ -13,6 +13,7 @@ FILES = "files and databases are read and written by the host"
 DATA = "tables of records are data of the host until a batch is copied"
 CONTROL = "the host decides what runs, and holds values that are no tensors"
 PROCESSES = "processes meet through the host (MPI)"
+STEPS = "of nets of steps that Caffe2 makes for itself"
 ONNX = "of ONNX files, which are run on the host"
 TABLES = "models on tables, texts and mappings among them, are run on the host"
 
@@ -46,6 +47,8 @@ HOST = {
         ),
         COUNTERS,
     ),
+    "rnn_internal_accumulate_gradient_input": STEPS,
+    "rnn_internal_apply_link": STEPS,
     "CloseBlobsQueue": QUEUES,
     "CreateBlobsQueue": QUEUES,
     "DequeueBlobs": QUEUES,

@@ -4,5 +4,6 @@
   maker of their gradients.
 - `lstm`, `gru`, `lstm_gradient`, `gru_gradient`: the operators.
 - `dynamic_lstm`: LSTM on 8-bit integers; `variants`: other functions, peepholes and coupled gates.
+- `links`: rows of sequences for step nets, as in Caffe2.
 - `units`: one step on sums that other operators computed, as in Caffe2.
 """
