@@ -1,0 +1,1 @@
+"""Parts of models, under the names of `caffe2.python.models`."""
