@@ -25,7 +25,7 @@ from dagexec.errors import Caffe2Error
 
 __all__ = [
     "CreateNet", "FinalizeAfterCheckpoint", "GetCheckpointParams", "GetLearningRateBlobNames", "OptimizeGradientMemory",
-    "Parallelize", "Parallelize_CPU", "Parallelize_GPU", "RunInitNet", "RunNet",
+    "Parallelize", "Parallelize_BMUF", "Parallelize_CPU", "Parallelize_GPU", "RunInitNet", "RunNet", "RunWarmup",
 ]  # fmt: skip
 
 logger = logging.getLogger("dagexec")
@@ -107,6 +107,93 @@ def Parallelize(
         net_transformer_fun(model, len(numbers), model._device_prefix, _device_type(model))
     model._data_parallel_model_init_nets = [model.param_init_net]
     model._data_parallel_model_nets = [model.net]
+
+
+def Parallelize_BMUF(
+    model_helper_obj: ModelHelper,
+    input_builder_fun: Builder,
+    forward_pass_builder_fun: Callable[[ModelHelper, float], Sequence[Any] | None],
+    param_update_builder_fun: Builder,
+    block_learning_rate: float = 1.0,
+    block_momentum: float | None = None,
+    devices: Iterable[int] | None = None,
+    rendezvous: Any = None,
+    net_type: str = "dag",
+    master_device: int | None = None,
+    use_nccl: bool = False,
+    nesterov: bool = False,
+    optimize_gradient_memory: bool = False,
+    reset_momentum_sgd: bool = False,
+    warmup_iterations: int | None = None,
+    max_concurrent_distributed_ops: int = 4,
+    add_blobs_to_sync: Iterable[str] | None = None,
+    num_threads_per_device: int = 4,
+    cpu_device: bool = False,
+) -> None:
+    """Have each device train on its own, and `RunNet` bring them together behind its iterations (Chen and Huo, 2016).
+
+    With g, the model before, the mean over devices is a step: v' = block_momentum v + block_learning_rate (mean - g),
+    and the model of all devices is g + v', with `nesterov` g + v' - block_momentum (v' - v). The momentum is by default
+    1 - 1 / number of devices. With `reset_momentum_sgd` devices begin anew with their own momenta. `add_blobs_to_sync`
+    are further blobs, without their scope, that are treated so. `RunWarmup` runs `warmup_iterations` before, and then
+    has all devices begin as the first. The other arguments are those of `Parallelize`.
+    """
+    model = model_helper_obj
+    numbers = list(range(workspace.NumCudaDevices()) if devices is None else devices)
+    _check(model, numbers, rendezvous=rendezvous)
+    model._devices, model._device_prefix = numbers, "cpu" if cpu_device else "gpu"
+    model.net.Proto().type = net_type
+    replicas = Replicas(model)
+    losses: list[Any] = []
+    for number in numbers:
+        with replicas.scopes(number):
+            input_builder_fun(model)
+            losses.extend(forward_pass_builder_fun(model, 1.0) or [])
+    replicas.check()
+    model.AddGradientOperators(losses)
+    for number in numbers:
+        with replicas.scopes(number):
+            param_update_builder_fun(model)
+    names = [*replicas.names(model.GetParams("")), *(add_blobs_to_sync or ())]
+    replicas.add_copies(model.param_init_net, replicas.names(model.GetAllParams("")))
+    begin, step = Net(f"{model.name}_global_init"), Net(f"{model.name}_global_update")
+    step.Proto().type = net_type
+    momentum = 1.0 - 1.0 / len(numbers) if block_momentum is None else block_momentum
+    with DeviceScope(replicas.option(numbers[0] if master_device is None else master_device)):
+        for name in names:
+            blobs = [replicas.blob(name, number) for number in numbers]
+            _add_block_update(begin, step, blobs, block_learning_rate, momentum, nesterov)
+    replicas.add_copies(step, names)
+    for operator in model.net.Proto().op if reset_momentum_sgd else ():
+        if operator.type == "MomentumSGDUpdate":
+            with DeviceScope(operator.device_option):
+                step.ConstantFill([BlobReference(operator.input[1])], BlobReference(operator.input[1]), value=0.0)
+    model._warmup_iterations = warmup_iterations
+    model._data_parallel_model_init_nets = [model.param_init_net, begin]
+    model._data_parallel_model_nets = [model.net, (step, 1)]
+
+
+def _add_block_update(
+    begin: Net, step: Net, blobs: Sequence[BlobReference], rate: float, momentum: float, nesterov: bool
+) -> None:
+    """Bring one parameter of all devices together in that of the first, from the state that `begin` fills."""
+    first, last, total = (blobs[0] + suffix for suffix in ("", "_g", "_v"))
+    begin.Copy(first, last)
+    begin.ConstantFill([first], total, value=0.0)
+    step.Sum(blobs, first)
+    step.Scale(first, first, scale=1.0 / len(blobs))
+    step.Sub([first, last], first)
+    step.Scale(first, first, scale=rate)
+    before = step.Scale(total, first + "_v_decayed", scale=momentum)
+    if nesterov:
+        step.Copy(total, first + "_v_prev")
+    step.Add([before, first], total)
+    step.Add([last, total], last)
+    if nesterov:
+        change = step.Sub([total, first + "_v_prev"], first + "_v_change")
+        step.Scale(change, change, scale=momentum)
+        step.Sub([last, change], last)
+    step.Copy(last, first)
 
 
 Parallelize_GPU = partial(Parallelize, cpu_device=False)
@@ -223,13 +310,21 @@ def RunInitNet(model: ModelHelper) -> None:
 def CreateNet(model: ModelHelper, overwrite: bool = False) -> None:
     """Make the nets of a model."""
     for net in model._data_parallel_model_nets:
-        workspace.CreateNet(net, overwrite=overwrite)
+        workspace.CreateNet(net[0] if isinstance(net, tuple) else net, overwrite=overwrite)
 
 
 def RunNet(model: ModelHelper, num_iterations: int) -> None:
-    """Run the nets of a model so many times."""
+    """Run the nets of a model so many times, but those that have a number of their own so often."""
     for net in model._data_parallel_model_nets:
-        workspace.RunNet(net, num_iterations)
+        one, times = net if isinstance(net, tuple) else (net, num_iterations)
+        workspace.RunNet(one, times)
+
+
+def RunWarmup(model: ModelHelper) -> None:
+    """Train each device on its own for the warm-up iterations of `Parallelize_BMUF`, and take over the first one."""
+    workspace.RunNet(model.net, model._warmup_iterations or 0)
+    FinalizeAfterCheckpoint(model)
+    workspace.RunNetOnce(model._data_parallel_model_init_nets[-1])
 
 
 def OptimizeGradientMemory(

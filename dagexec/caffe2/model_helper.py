@@ -10,6 +10,7 @@ from dagexec.caffe2.modeling.initializers import ExternalInitializer
 from dagexec.caffe2.modeling.parameter_info import ParameterInfo, ParameterTags
 from dagexec.caffe2.modeling.parameter_sharing import shared_name
 from dagexec.caffe2.net import Net
+from dagexec.caffe2.optimizer_context import optimizer_of
 from dagexec.caffe2.references import BlobReference, ScopedName, plain_gradient
 from dagexec.core.proto import NetDef
 from dagexec.errors import Caffe2Error
@@ -35,7 +36,8 @@ class ModelHelper:
     _device_prefix: str
     _optimizer: Any
     _data_parallel_model_init_nets: list[Net]
-    _data_parallel_model_nets: list[Net]
+    _data_parallel_model_nets: list[Net | tuple[Net, int]]
+    _warmup_iterations: int | None
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class ModelHelper:
         elif info.shape is not None and info.shape != tuple(shape):
             raise ValueError(f"model {self.name!r}: parameter {full!r} has shape {info.shape}, not {tuple(shape)}")
         self.AddParameter(info.blob, tags)
+        info.optimizer = info.optimizer or optimizer_of(info.tags)
         return info.blob
 
     def AddParameter(self, param: BlobReference, tags: Any = None) -> None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Sequence
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 from dagexec.core.node import operator_label
-from dagexec.core.proto import NetDef, OperatorDef
+from dagexec.core.proto import ExecutionStep, NetDef, OperatorDef, PlanDef
 from dagexec.errors import Caffe2Error
 from dagexec.platform.files import write_atomically
 
-__all__ = ["GetPydotGraph", "GetPydotGraphMinimal", "Graph"]
+__all__ = ["GetPlanGraph", "GetPydotGraph", "GetPydotGraphMinimal", "Graph"]
 
 _OPERATOR = "shape=box, style=filled, fillcolor=lightblue"
 _BLOB = "shape=ellipse"
@@ -110,6 +111,54 @@ def GetPydotGraphMinimal(
             graph.add_edge(f"operator {parent}", f"operator {index}")
         writers.update(dict.fromkeys(operator.output, index))
     return graph
+
+
+def GetPlanGraph(plan_def: Any, name: str | None = None, rankdir: str = "TB") -> Graph:
+    """The steps of a plan, with arrows to what they run, and from each of that to the next unless all run at once."""
+    plan: PlanDef = plan_def.Proto() if hasattr(plan_def, "Proto") else plan_def
+    graph = Graph(name or plan.name or "plan", rankdir)
+    sizes = {net.name: len(net.op) for net in plan.network}
+    keys = count()
+
+    def nets(names: Iterable[str]) -> list[str]:
+        drawn = []
+        for one in names:
+            drawn.append(f"net {next(keys)}")
+            graph.add_node(drawn[-1], f"{one}\n{sizes[one]} operators" if one in sizes else one, _BLOB)
+        return drawn
+
+    def step(one: ExecutionStep) -> str:
+        key = f"step {next(keys)}"
+        graph.add_node(key, "\n".join([one.name, *_settings(one)]), _OPERATOR)
+        inside = [*nets(one.network), *map(step, one.substep)]
+        if one.concurrent_substeps:
+            for begin in inside:
+                graph.add_edge(key, begin)
+        else:
+            for begin, end in pairwise([key, *inside]):
+                graph.add_edge(begin, end)
+        for begin in nets([one.report_net] if one.report_net else []):
+            graph.add_edge(key, begin)
+        return key
+
+    for begin, end in pairwise([step(one) for one in plan.execution_step]):
+        graph.add_edge(begin, end)
+    return graph
+
+
+def _settings(step: ExecutionStep) -> list[str]:
+    """How often a step runs, and how."""
+    told = {
+        f"num_iter: {step.num_iter}": step.HasField("num_iter"),
+        f"until {step.should_stop_blob}": step.should_stop_blob and not step.only_once,
+        f"unless {step.should_stop_blob}": step.should_stop_blob and step.only_once,
+        "at once": step.concurrent_substeps,
+        f"{step.num_concurrent_instances} instances": step.num_concurrent_instances > 1,
+        f"every {step.run_every_ms} ms": step.run_every_ms,
+        f"reports every {step.report_interval} s": step.report_net,
+        "in a workspace of its own": step.create_workspace,
+    }
+    return [text for text, is_set in told.items() if is_set]
 
 
 def _begun(operators_or_net: Any, name: str | None, rankdir: str) -> tuple[Sequence[OperatorDef], Graph]:

@@ -19,21 +19,46 @@ from dagexec.caffe2.model_helper import ModelHelper
 from dagexec.caffe2.modeling.parameter_info import ParameterInfo
 from dagexec.caffe2.net import Net
 from dagexec.caffe2.optimizer_nets import OptimizerNets
-from dagexec.caffe2.references import BlobReference, plain_gradient
+from dagexec.caffe2.references import BlobReference, GradientSlice, plain_gradient
 from dagexec.core.device import CPU
 from dagexec.core.gradient import SparseGradient
 from dagexec.core.node import arguments_of
 from dagexec.core.operator_def import op
-from dagexec.core.proto import DeviceOption
+from dagexec.core.proto import DeviceOption, TensorProto
 from dagexec.errors import Caffe2Error, GradientError
 from dagexec.ops.families.optimize.policies import Policy, read_policy
 from dagexec.training import optimizer as training
+from dagexec.training.fp16_sgd import Fp16SGD
 
 __all__ = [
-    "AdadeltaOptimizer", "AdagradOptimizer", "AdamOptimizer", "AuxOptimizerParams", "FtrlOptimizer", "GFtrlOptimizer",
-    "Optimizer", "RmsPropOptimizer", "SgdOptimizer", "WngradOptimizer", "YellowFinOptimizer", "add_weight_decay",
-    "build_adadelta", "build_adagrad", "build_adam", "build_ftrl", "build_gftrl", "build_rms_prop", "build_sgd",
-    "build_wngrad", "build_yellowfin", "get_lr_injection", "get_param_device", "reset_optimizer_instance_count",
+    "AdadeltaOptimizer",
+    "AdagradOptimizer",
+    "AdamOptimizer",
+    "AuxOptimizerParams",
+    "FP16SgdOptimizer",
+    "FtrlOptimizer",
+    "GFtrlOptimizer",
+    "MultiPrecisionSgdOptimizer",
+    "Optimizer",
+    "RmsPropOptimizer",
+    "SgdOptimizer",
+    "WngradOptimizer",
+    "YellowFinOptimizer",
+    "add_weight_decay",
+    "build_adadelta",
+    "build_adagrad",
+    "build_adam",
+    "build_fp16_sgd",
+    "build_ftrl",
+    "build_gftrl",
+    "build_multi_precision_sgd",
+    "build_rms_prop",
+    "build_sgd",
+    "build_wngrad",
+    "build_yellowfin",
+    "get_lr_injection",
+    "get_param_device",
+    "reset_optimizer_instance_count",
     "set_lr_injection",
 ]  # fmt: skip
 
@@ -148,6 +173,58 @@ class SgdOptimizer(Optimizer):
         **kwargs: Any,
     ) -> None:
         fields = {"momentum": momentum, "nesterov": bool(nesterov), "lars": lars}
+        super().__init__(base_learning_rate, policy, sparse_dedup_aggregator, fields, kwargs)
+
+
+class MultiPrecisionSgdOptimizer(SgdOptimizer):
+    """SgdOptimizer, which updates parameters of float16 in their copies of float32, and rounds these."""
+
+    def __init__(
+        self,
+        base_learning_rate: float = 0.1,
+        momentum: float = 0.0,
+        policy: str = "fixed",
+        nesterov: bool = True,
+        sparse_dedup_aggregator: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(base_learning_rate, policy, momentum, nesterov, sparse_dedup_aggregator, **kwargs)
+
+    def _update(
+        self, net: Net, init_net: Net, infos: list[ParameterInfo], max_gradient_norm: float | None = None
+    ) -> None:
+        updated: list[ParameterInfo] = []
+        for info in infos:
+            copy = (info.blob_copy or {}).get(TensorProto.FLOAT)
+            if copy is not None and isinstance(info.grad, GradientSlice):
+                raise GradientError(f"MultiPrecisionSgdOptimizer: parameter {info.name!r} has a sparse gradient")
+            updated.append(info if copy is None else ParameterInfo(copy, info.shape))
+            updated[-1].grad, updated[-1].tags = info.grad, info.tags
+        for info, one in zip(infos, updated, strict=True):
+            if one is not info:
+                one.grad = net.HalfToFloat(info.grad, info.grad + "_fp32")
+        super()._update(net, init_net, updated, max_gradient_norm)
+        for info, one in zip(infos, updated, strict=True):
+            if one is not info:
+                net.FloatToHalf(one.blob, info.blob)
+
+
+class FP16SgdOptimizer(Optimizer):
+    """Gradient descent on parameters of float16, each step in float32, with decay of all parameters."""
+
+    _kind = Fp16SGD
+
+    def __init__(
+        self,
+        base_learning_rate: float = 0.1,
+        momentum: float = 0.0,
+        policy: str = "fixed",
+        nesterov: bool = True,
+        weight_decay: float = 0.0001,
+        sparse_dedup_aggregator: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        fields = {"momentum": momentum, "nesterov": bool(nesterov), "decay": weight_decay}
         super().__init__(base_learning_rate, policy, sparse_dedup_aggregator, fields, kwargs)
 
 
@@ -321,6 +398,8 @@ def _build_some(
 
 
 build_sgd = partial(_build_rated, SgdOptimizer)
+build_multi_precision_sgd = partial(_build_rated, MultiPrecisionSgdOptimizer)
+build_fp16_sgd = partial(_build_rated, FP16SgdOptimizer)
 build_adam = partial(_build_rated, AdamOptimizer)
 build_rms_prop = partial(_build_rated, RmsPropOptimizer)
 build_wngrad = partial(_build_rated, WngradOptimizer)
@@ -355,8 +434,13 @@ def _build(
     if allow_lr_injection:
         one = model.param_init_net.ConstantFill([], BlobReference(_LR_INJECTION), shape=[1], value=1.0)
         made.add_lr_multiplier(one)
-    infos = model.GetOptimizationParamInfo(parameters)
-    made._update(model.net, model.param_init_net, infos, max_gradient_norm)
+    groups: dict[Optimizer, list[ParameterInfo]] = {made: []}
+    for info in model.GetOptimizationParamInfo(parameters):
+        groups.setdefault(info.optimizer or made, []).append(info)
+    if len(groups) > 1 and max_gradient_norm is not None:
+        raise Caffe2Error("max_gradient_norm is of all gradients: it needs one optimizer for all parameters")
+    for one, infos in groups.items():
+        one._update(model.net, model.param_init_net, infos, max_gradient_norm)
     return made
 
 

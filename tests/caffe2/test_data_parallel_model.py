@@ -156,3 +156,53 @@ def test_what_cannot_be_parallel_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="not the same on all devices"):
         data_parallel_model.Parallelize_GPU(ModelHelper(), inputs, unscoped)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_devices_train_on_their_own_and_are_brought_together(nesterov: bool) -> None:
+    workspace.ResetWorkspace()
+    model = ModelHelper("blocks")
+
+    def momentum(model: ModelHelper) -> None:
+        rate = model.param_init_net.ConstantFill([], "rate", shape=[1], value=0.1)
+        for param in model.GetParams():
+            state = model.param_init_net.ConstantFill([param], param + "_m", value=0.0)
+            grad = model.param_to_grad[param]
+            model.MomentumSGDUpdate([grad, state, rate, param], [grad, state, param], momentum=0.5)
+
+    data_parallel_model.Parallelize_BMUF(
+        model, inputs, forward, momentum, block_learning_rate=0.5, devices=[0, 1], nesterov=nesterov,
+        reset_momentum_sgd=True, warmup_iterations=2,
+    )  # fmt: skip
+    for number in (0, 1):
+        part, device = slice(3 * number, 3 * number + 3), core.DeviceOption(caffe2_pb2.CUDA, number)
+        workspace.FeedBlob(f"gpu_{number}/x", X[part], device)
+        workspace.FeedBlob(f"gpu_{number}/target", TARGET[part], device)
+    data_parallel_model.RunInitNet(model)
+    start = [workspace.FetchBlob(f"gpu_0/y_{name}").astype(float) for name in "wb"]
+    data_parallel_model.RunWarmup(model)
+
+    def trained(params: list[Array], states: list[Array], number: int, steps: int) -> tuple[list[Array], list[Array]]:
+        x, target = (one[3 * number : 3 * number + 3].astype(float) for one in (X, TARGET))
+        for _ in range(steps):
+            error = x @ params[0].T + params[1] - target
+            gradients = [error.T @ x / 3, error.mean(0)]
+            states = [0.5 * m + 0.1 * g for m, g in zip(states, gradients, strict=True)]
+            params = [p - m for p, m in zip(params, states, strict=True)]
+        return params, states
+
+    zeros = [np.zeros_like(one) for one in start]
+    last, kept = trained(start, zeros, 0, 2)
+    momenta = [kept, kept]
+    velocity = zeros
+    for _ in range(2):
+        parts = [trained(last, momenta[number], number, 3)[0] for number in (0, 1)]
+        means = [(one + two) / 2 for one, two in zip(*parts, strict=True)]
+        after = [0.5 * v + 0.5 * (mean - g) for v, mean, g in zip(velocity, means, last, strict=True)]
+        changes = [0.5 * (v - old) if nesterov else 0 * v for v, old in zip(after, velocity, strict=True)]
+        last = [g + v - change for g, v, change in zip(last, after, changes, strict=True)]
+        velocity, momenta = after, [zeros, zeros]
+        data_parallel_model.RunNet(model, 3)
+        for number in (0, 1):
+            for name, value in zip("wb", last, strict=True):
+                np.testing.assert_allclose(workspace.FetchBlob(f"gpu_{number}/y_{name}"), value, rtol=1e-4, atol=1e-5)

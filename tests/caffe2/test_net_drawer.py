@@ -69,3 +69,22 @@ def test_pictures_need_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert graph.create_svg().decode() == graph.to_string()
     with pytest.raises(RuntimeError, match="broken"):
         graph.write_png(str(tmp_path / "net.png"))
+
+
+def test_a_plan_is_drawn_step_by_step() -> None:
+    nets = [core.Net(name) for name in ("one", "two", "report")]
+    for net in nets:
+        net.Copy("x", "y")
+    inner = core.execution_step("inner", nets[:2], num_iter=3)
+    until = core.execution_step("until", nets[0], should_stop_blob="stop", report_net=nets[2], report_interval=5)
+    plan = core.Plan(core.execution_step("outer", [inner, until], concurrent_substeps=True))
+    plan.AddStep(core.execution_step("last", nets[1], should_stop_blob="no", only_once=True, create_workspace=True))
+    found = arrows(net_drawer.GetPlanGraph(plan))
+    assert {(begin.split("\\n")[0], end.split("\\n")[0]) for begin, end in found} == {
+        ("inner", "one"), ("one", "two"), ("until", "one"), ("until", "report"), ("outer", "inner"), ("outer", "until"),
+        ("last", "two"), ("outer", "last"),
+    }  # fmt: skip
+    assert {label for arrow in found for label in arrow} == {
+        "outer\\nat once", "inner\\nnum_iter: 3", "until\\nuntil stop\\nreports every 5 s", "one\\n1 operators",
+        "last\\nunless no\\nin a workspace of its own", "two\\n1 operators", "report\\n1 operators",
+    }  # fmt: skip

@@ -12,7 +12,9 @@ import pytest
 
 from dagexec.caffe2 import brew, core, optimizer, workspace
 from dagexec.caffe2.model_helper import ModelHelper
+from dagexec.caffe2.modeling.initializers import PseudoFP16Initializer, ReversePseudoFP16Initializer
 from dagexec.caffe2.modeling.parameter_info import ParameterTags
+from dagexec.caffe2.optimizer_context import DEFAULT_OPTIM, UseOptimizer
 from dagexec.caffe2.proto import caffe2_pb2
 from dagexec.errors import GradientError
 
@@ -149,6 +151,85 @@ def test_the_others_descend(build: Any) -> None:
     before, after = train(model, "y_w")
     gradient = np.tile(workspace.FetchBlob("x").sum(0), (2, 1))
     assert ((after - before) * gradient < 0).all()
+
+
+def half_model(initializer: Any) -> ModelHelper:
+    """The sum of x w^T in float16, whose gradient is exact."""
+    model = ModelHelper("half")
+    brew.fc(model, "x", "y", 3, 2, WeightInitializer=initializer, BiasInitializer=initializer)
+    wide = model.HalfToFloat("y", "wide") if initializer is PseudoFP16Initializer else "y"
+    model.AddGradientOperators([model.SumElements(wide, "loss")])
+    dtype = np.float16 if initializer is PseudoFP16Initializer else np.float32
+    workspace.FeedBlob("x", np.array([[0.5, 1, -2], [1, 0.25, 3]], dtype))
+    return model
+
+
+def test_parameters_of_16_bits_are_updated_in_32() -> None:
+    workspace.ResetWorkspace()
+    model = half_model(PseudoFP16Initializer)
+    optimizer.build_multi_precision_sgd(model, 0.1, momentum=0.9)
+    workspace.RunNetOnce(model.param_init_net)
+    before = workspace.FetchBlob("y_w_fp32").astype(float)
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net, STEPS)
+    gradient = np.tile(workspace.FetchBlob("x").astype(float).sum(0), (2, 1))
+    after = workspace.FetchBlob("y_w_fp32")
+    np.testing.assert_allclose(after, nesterov(before, gradient), rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(workspace.FetchBlob("y_w"), after.astype(np.float16))
+    np.testing.assert_allclose(workspace.FetchBlob("y_b_fp32"), nesterov(np.zeros(2), np.full(2, 2.0)), rtol=1e-6)
+    assert model.get_parameter_info("y_w").blob_copy == {core.DataType.FLOAT: "y_w_fp32"}
+    sparse = table()
+    sparse.get_parameter_info("rows").blob_copy = {core.DataType.FLOAT: "rows"}
+    with pytest.raises(GradientError, match="sparse"):
+        optimizer.build_multi_precision_sgd(sparse, 0.1)
+
+
+@pytest.mark.parametrize("initializer", [PseudoFP16Initializer, ReversePseudoFP16Initializer])
+def test_fp16_sgd_rounds_parameter_and_momentum_in_each_step(initializer: Any) -> None:
+    workspace.ResetWorkspace()
+    model = half_model(initializer)
+    optimizer.build_fp16_sgd(model, 0.125, momentum=0.5, nesterov=False, weight_decay=0.25)
+    workspace.RunNetOnce(model.param_init_net)
+    dtype = workspace.FetchBlob("y_w").dtype
+    assert dtype == (np.float16 if initializer is PseudoFP16Initializer else np.float32)
+    w, momentum = workspace.FetchBlob("y_w").astype(float), np.zeros((2, 3))
+    workspace.CreateNet(model.net)
+    gradient = np.tile(workspace.FetchBlob("x").astype(float).sum(0), (2, 1))
+    for _ in range(STEPS):
+        workspace.RunNet(model.net)
+        momentum = 0.125 * (gradient + 0.25 * w) + 0.5 * momentum
+        w = (w - momentum).astype(dtype).astype(float)
+        momentum = momentum.astype(dtype).astype(float)
+        np.testing.assert_allclose(workspace.FetchBlob("y_w").astype(float), w, rtol=0, atol=1e-3)
+        w = workspace.FetchBlob("y_w").astype(float)
+        momentum = workspace.FetchBlob("y_w_momentum").astype(float)
+    assert workspace.FetchBlob("y_w_momentum").dtype == dtype
+
+
+def test_parameters_may_have_optimizers_of_their_own() -> None:
+    workspace.ResetWorkspace()
+    model = ModelHelper("own")
+    slow, fast = optimizer.SgdOptimizer(0.1), optimizer.SgdOptimizer(1.0)
+    with UseOptimizer({ParameterTags.WEIGHT: slow, DEFAULT_OPTIM: fast}):
+        hidden = brew.fc(model, "x", "h", 3, 3, weight_init=("ConstantFill", {"value": 1.0}))
+        with UseOptimizer(slow):
+            brew.fc(model, hidden, "y", 3, 2, weight_init=("ConstantFill", {"value": 1.0}))
+    model.AddGradientOperators([model.SumElements("y", "loss")])
+    workspace.FeedBlob("x", np.ones((1, 3), np.float32))
+    optimizer.build_adam(model, 5.0)
+    workspace.RunNetOnce(model.param_init_net)
+    workspace.RunNetOnce(model.net)
+    expected = {"h_w": 1 - 0.1 * 2, "h_b": -2, "y_w": 1 - 0.1 * 3, "y_b": -0.1}
+    for name, value in expected.items():
+        found = workspace.FetchBlob(name)
+        np.testing.assert_allclose(found, np.full(found.shape, value), rtol=1e-6)
+    assert "Adam" not in {operator.type for operator in model.net.Proto().op}
+    with pytest.raises(ValueError, match="two optimizers for"):
+        UseOptimizer(slow, {DEFAULT_OPTIM: fast})
+    other = linear()
+    other.get_parameter_info("y_w").optimizer = slow
+    with pytest.raises(RuntimeError, match="needs one optimizer"):
+        optimizer.build_sgd(other, 0.1, max_gradient_norm=1.0)
 
 
 def test_rows_of_a_sparse_gradient_are_applied_one_after_another_unless_they_are_added_up() -> None:

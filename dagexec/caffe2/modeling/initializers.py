@@ -8,8 +8,11 @@ from typing import Any
 from dagexec.caffe2.modeling.parameter_info import ParameterInfo
 from dagexec.caffe2.net import Net
 from dagexec.caffe2.references import BlobReference
+from dagexec.core.proto import TensorProto
 
-__all__ = ["ExternalInitializer", "Initializer", "update_initializer"]
+__all__ = [
+    "ExternalInitializer", "Initializer", "PseudoFP16Initializer", "ReversePseudoFP16Initializer", "update_initializer",
+]  # fmt: skip
 
 
 class Initializer:
@@ -29,6 +32,24 @@ class Initializer:
         """Add the operator to `init_net`."""
         blob = getattr(init_net, str(self.operator_name))([], param_name, shape=shape, **self.operator_kwargs)
         return ParameterInfo(blob, shape)
+
+
+class PseudoFP16Initializer(Initializer):
+    """A parameter of float16, with a copy in float32, `<param>_fp32`, which optimizers of several precisions update."""
+
+    def create_param(self, param_name: BlobReference, init_net: Net, shape: Sequence[int]) -> ParameterInfo:
+        """Fill the copy, and round it."""
+        filled = super().create_param(param_name + "_fp32", init_net, shape).blob
+        return ParameterInfo(init_net.FloatToHalf(filled, param_name), shape, {TensorProto.FLOAT: filled})
+
+
+class ReversePseudoFP16Initializer(Initializer):
+    """A parameter of float32, with a copy in float16, `<param>_fp16`."""
+
+    def create_param(self, param_name: BlobReference, init_net: Net, shape: Sequence[int]) -> ParameterInfo:
+        """Fill the parameter, and round the copy."""
+        blob = super().create_param(param_name, init_net, shape).blob
+        return ParameterInfo(blob, shape, {TensorProto.FLOAT16: init_net.FloatToHalf(blob, param_name + "_fp16")})
 
 
 class ExternalInitializer:

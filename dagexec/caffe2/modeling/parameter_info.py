@@ -26,13 +26,19 @@ class ParameterInfo:
         shape: its shape; None where nobody said.
         grad: its gradient, once there is one.
         tags: what it is for.
+        blob_copy: the same in other element types, by the number of the type; None without any.
+        optimizer: what updates it in the place of the model's optimizer; see `optimizer_context`.
     """
 
-    def __init__(self, blob: BlobReference, shape: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, blob: BlobReference, shape: Sequence[int] | None = None, blob_copy: dict[int, Any] | None = None
+    ) -> None:
         self.blob = blob
         self.shape = None if shape is None else tuple(shape)
         self.grad: Any = None
         self.tags: set[str] = set()
+        self.blob_copy = blob_copy
+        self.optimizer: Any = None
 
     @property
     def name(self) -> str:

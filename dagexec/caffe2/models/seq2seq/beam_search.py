@@ -37,6 +37,9 @@ class StateConfig(NamedTuple):
     state_link: LinkConfig
 
 
+StateConfigs = Sequence[StateConfig]
+
+
 class BeamSearchForwardOnly:
     """A search with a beam of so many hypotheses; the decoder's step is built in `get_step_model()`."""
 
@@ -71,11 +74,11 @@ class BeamSearchForwardOnly:
         """The model to build the decoder's step in."""
         return self.step_model
 
-    def get_previous_tokens(self) -> BlobReference:
+    def get_previous_tokens(self) -> Any:
         """The last token of each hypothesis, int32 of shape [1, beam]."""
         return self._tokens
 
-    def get_timestep(self) -> BlobReference:
+    def get_timestep(self) -> Any:
         """The number of the step."""
         return self.timestep
 
@@ -85,7 +88,7 @@ class BeamSearchForwardOnly:
         length: Any,
         log_probs: Any,
         attentions: Any,
-        state_configs: Sequence[StateConfig],
+        state_configs: StateConfigs,
         data_dependencies: Iterable[Any] = (),
         word_rewards: Any = None,
         possible_translation_tokens: Any = None,
