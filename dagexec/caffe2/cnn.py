@@ -26,6 +26,7 @@ _LAYERS: dict[str, Callable[..., Any]] = {
     "Dropout": brew.dropout,
     "FC": brew.fc,
     "GroupConv": brew.group_conv,
+    "ImageInput": brew.image_input,
     "InstanceNorm": brew.instance_norm,
     "Iter": brew.iter,
     "LRN": brew.lrn,

@@ -118,6 +118,9 @@ def test_epochs_are_counted_and_a_checkpoint_that_fails_is_logged(
     fetch = Task(outputs=[total])
     session.run(fetch)
     assert fetch.outputs()[0].get() == 36
+    JobRunner(job, CheckpointManager(str(tmp_path), "node", "minidb")).train(session)
+    resumed = JobRunner(job, CheckpointManager(str(tmp_path), "node", "minidb"), resume_from_epoch=1)
+    assert resumed.train(new_session()) == 3, "the counter is in the checkpoint"
 
 
 # Data sets

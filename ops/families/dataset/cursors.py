@@ -259,23 +259,23 @@ class ReadRandomBatch(_Reader):
         def read() -> None:
             cursor = self.handle(0, TreeCursor)
             table = self.table(cursor)
-            rows = self._rows(len(table.limits))
+            count = self._count(len(table.limits))
             with cursor.lock.own:
                 begin = cursor.offsets[0] if cursor.offsets else 0
-                if whole and begin + size > len(rows):
-                    begin = len(rows)
+                if whole and begin + size > count:
+                    begin = count
                 next_place = begin + size
-                if loops and begin >= len(rows):
+                if loops and begin >= count:
                     begin, next_place = 0, size
                 cursor.offsets = [next_place]
-            pieces = [table.piece(*bounds) for bounds in rows[begin : begin + size]]
+            pieces = [table.piece(*bounds) for bounds in self._rows(begin, begin + size)]
             nothing = [column[:0] for column in table.columns]
             self.give([np.concatenate(parts) for parts in zip(nothing, *pieces, strict=True)])
 
         return read
 
-    def _rows(self, domains: int) -> Array:
-        """For each index the offsets where its row begins, and where it ends."""
+    def _count(self, domains: int) -> int:
+        """How many indices there are."""
         indices, offsets = self.x(1), self.x(2)
         if indices.dtype != INT64.numpy or indices.ndim != 1:
             raise ShapeError(
@@ -285,6 +285,11 @@ class ReadRandomBatch(_Reader):
             raise ShapeError(
                 f"{self.label}: expected int64 offsets of {domains} columns, found {offsets.dtype}{list(offsets.shape)}"
             )
+        return len(indices)
+
+    def _rows(self, begin: int, end: int) -> Array:
+        """For each of these indices the offsets where its row begins, and where it ends."""
+        indices, offsets = self.x(1)[begin:end], self.x(2)
         if ((indices < 0) | (indices >= len(offsets) - 1)).any():
             raise ShapeError(f"{self.label}: an index is not one of {max(len(offsets) - 1, 0)} rows")
         bounds = np.stack((offsets[indices], offsets[indices + 1]), axis=1)

@@ -65,22 +65,20 @@ class Table:
     """The columns of a run."""
 
     def __init__(self, tree: FieldTree, columns: Sequence[Array], label: str) -> None:
-        """Raises ShapeError for other columns than the tree has, and where lengths are not int32 or negative."""
+        """Raises ShapeError for other columns than the tree has, and where lengths are not a vector of int32."""
         self.tree, self.columns, self._label = tree, columns, label
         if len(columns) != len(tree.names):
             raise ShapeError(f"{label}: expected {len(tree.names)} fields, {list(tree.names)}; found {len(columns)}")
         for name, column in zip(tree.names, columns, strict=True):
             if not column.ndim:
                 raise ShapeError(f"{label}: field {name!r} is a scalar; expected a row for each element")
-        self._sums = [np.zeros(1, np.int64)]
         for field in tree.lengths:
             column = columns[field]
-            if column.dtype != np.int32 or column.ndim != 1 or (column < 0).any():
+            if column.dtype != np.int32 or column.ndim != 1:
                 raise ShapeError(
-                    f"{label}: field {tree.names[field]!r} must be a vector of int32, none negative; "
+                    f"{label}: field {tree.names[field]!r} must be a vector of int32; "
                     f"found {column.dtype}{list(column.shape)}"
                 )
-            self._sums.append(np.concatenate(([0], np.cumsum(column, dtype=np.int64))))
         self.limits = [
             min(
                 (len(column) for column, of in zip(columns, tree.domains, strict=True) if of == domain),
@@ -92,18 +90,21 @@ class Table:
     def offsets(self, starts: Sequence[int], rows: int) -> Array:
         """Where each of the next `rows` rows from `starts` begins in each domain, and where the last one ends.
 
-        Fewer where there are fewer. Raises ShapeError where lengths add up to more than there is.
+        Fewer where there are fewer. Raises ShapeError where lengths add up to more than there is, or are negative.
         """
         begin, end = starts[0], min(starts[0] + rows, self.limits[0])
         if not 0 <= begin <= end:
             raise ShapeError(f"{self._label}: the cursor is at row {begin} of {self.limits[0]}")
         bounds = [np.arange(begin, end + 1)]
         for domain in range(1, len(self.limits)):
-            sums, places = self._sums[domain], bounds[self.tree.parent(domain)]
-            if places[-1] >= len(sums):
+            places = bounds[self.tree.parent(domain)]
+            first, last = int(places[0]), int(places[-1])
+            lengths = self.columns[self.tree.lengths[domain - 1]][first:last]
+            if len(lengths) != last - first or (lengths < 0).any():
                 raise self._inconsistent(domain)
-            bounds.append(starts[domain] + sums[places] - sums[places[0]])
-            if bounds[-1][-1] > self.limits[domain]:
+            sums = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+            bounds.append(starts[domain] + sums[places - first])
+            if not 0 <= starts[domain] <= bounds[-1][-1] <= self.limits[domain]:
                 raise self._inconsistent(domain)
         return np.stack(bounds, axis=1)
 

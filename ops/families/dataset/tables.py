@@ -41,14 +41,29 @@ class CheckDatasetConsistency(Operator):
         return lambda: Table(tree, columns_of(self), self.label).check()
 
 
-def _joined(operator: Operator, index: int, rows: Array, added: Array) -> Array:
-    """`rows` with `added` behind them; the latter alone where there are none yet."""
+def _check_added(operator: Operator, index: int, added: Array) -> None:
+    """Raise ShapeError unless an array can stand behind input `index`: of its type, or that has no elements."""
+    rows = operator.x(index)
     if not added.ndim or (rows.size and (rows.dtype != added.dtype or rows.shape[1:] != added.shape[1:])):
         raise ShapeError(
             f"{operator.label}: cannot append {added.dtype}{list(added.shape)} to "
             f"{operator.input_blobs[index].name!r}, which is {rows.dtype}{list(rows.shape)}"
         )
-    return np.concatenate((rows, added)) if rows.size else added.copy()
+
+
+def _append(operator: Operator, index: int, added: Array) -> None:
+    """Put an array behind what output `index` holds, in its memory where that can grow; in place of no elements."""
+    tensor = operator.output(index)
+    rows, count = tensor.array, len(tensor.array)
+    if not rows.size:
+        store(operator, index, added)
+        return
+    if operator.runtime.in_host_memory and tensor.meta is not STRING:
+        tensor.grow_in_place()
+        if tensor.make_room(rows.nbytes + added.nbytes):
+            tensor.resize((count + len(added), *rows.shape[1:]), tensor.meta)[count:] = added
+            return
+    store(operator, index, np.concatenate((operator.y(index), added)))
 
 
 @new_operator(
@@ -63,7 +78,12 @@ class Append(Operator):
     """More rows."""
 
     def prepare(self) -> Step:
-        return lambda: store(self, 0, _joined(self, 0, self.x(0), self.x(1)))
+        def append() -> None:
+            added = self.x(1)
+            _check_added(self, 0, added)
+            _append(self, 0, added)
+
+        return append
 
 
 @new_operator(
@@ -95,9 +115,11 @@ class AtomicAppend(Operator):
 
         def append() -> None:
             with self.handle(0, Mutex).lock.own:
-                joined = [_joined(self, 1 + i, self.x(1 + i), self.x(1 + count + i)) for i in range(count)]
-                for index, column in enumerate(joined):
-                    store(self, index, column)
+                added = [self.x(1 + count + index) for index in range(count)]
+                for index, array in enumerate(added):
+                    _check_added(self, 1 + index, array)
+                for index, array in enumerate(added):
+                    _append(self, index, array)
 
         return append
 
