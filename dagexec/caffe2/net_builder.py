@@ -280,8 +280,8 @@ class Operations:
         around.add(execution_step(inside.name, inside.get(), should_stop_blob=inside._stop_blob, only_once=True))
 
     @contextmanager
-    def loop(self, iters: int | None = None, name: str | None = None) -> Iterator[Loop]:
-        """The nets and steps inside run so many times, or until `stop` or `stop_if`."""
+    def loop(self, iters: Any = None, name: str | None = None) -> Iterator[Loop]:
+        """The nets and steps inside run so many times, a number or a blob, or until `stop` or `stop_if`."""
         around = _current()
         inside = NetBuilder(f"{around.name}/{name or 'loop'}", _stop_blob_required=True)
         before = None
@@ -292,7 +292,8 @@ class Operations:
             if iters is not None:
                 net = inside.current_net()
                 before = net.CountUp([counter], net.NextName("iteration"))
-                inside.stop_if(net.GE([before, net.Const(iters)], net.NextName("is_over")))
+                limit = net.Const(iters) if isinstance(iters, int) else iters
+                inside.stop_if(net.GE([before, limit], net.NextName("is_over")))
             yield Loop(before)
         around.add(to_execution_step(inside))
 

@@ -38,6 +38,17 @@ class Output:
         self.should_stop = should_stop
 
 
+def _normalized(made: Any) -> Output:
+    """What a processor has returned: a record, behind which a blob that ends the reading may be; or nets, then both."""
+    if isinstance(made, Output):
+        return made
+    if isinstance(made, Field):
+        return Output(record=made)
+    if isinstance(made, tuple):
+        return Output(None, *made) if isinstance(made[0], Field) else Output(*made)
+    return Output(made)
+
+
 class NetProcessor:
     """A processor that runs a net with a record of inputs and a record of outputs; each thread has a copy of it."""
 
@@ -77,8 +88,7 @@ class ProcessingReader(Reader):
         """The nets of the other reader, then those of the processor."""
         nets, status, record = self.reader.read_record_ex(local_init_net, local_finish_net)
         with NetBuilder() as builder:
-            made = self.processor(record)
-            result = made if isinstance(made, Output) else Output(record=made)
+            result = _normalized(self.processor(record))
         nets = [*nets, *result.nets]
         stops = [blob for blob in (result.should_stop, builder._stop_blob) if blob is not None]
         if stops:
@@ -106,9 +116,10 @@ def pipe(
 
     `input` and `output` are readers and writers, or what has these: queues, tables. A processor is a function of a
     record, which uses `ops` and returns a record, an `Output` or None; or it is a net with records. Where it returns a
-    record, and there is no output, that is a new queue of `capacity` records.
+    record, and there is no output, that is a new queue of `capacity` records. It is called once for each of
+    `num_threads`; of each of these `num_runtime_threads` instances run at once, in workspaces of their own.
     """
-    return _pipe(input, output, num_threads * num_runtime_threads, processor, name, capacity, group, None)[0]
+    return _pipe(input, output, num_threads, processor, name, capacity, group, num_runtime_threads, None)[0]
 
 
 def pipe_and_output(
@@ -123,8 +134,9 @@ def pipe_and_output(
     final_outputs: Any = None,
 ) -> tuple[Any, Any]:
     """`pipe`, and the outputs of its task, which `final_outputs` name."""
-    threads = num_threads * num_runtime_threads
-    result, task = _pipe(input, output, threads, processor, name, capacity, group, final_outputs)
+    result, task = _pipe(
+        input, output, num_threads, processor, name, capacity, group, num_runtime_threads, final_outputs
+    )
     outputs = task.outputs() if final_outputs is not None else None
     return result, outputs[0] if outputs and not isinstance(final_outputs, list | tuple) else outputs
 
@@ -137,6 +149,7 @@ def _pipe(
     name: str | None,
     capacity: int | None,
     group: TaskGroup | None,
+    instances: int,
     final_outputs: Any,
 ) -> tuple[Any, Task]:
     reader = input if isinstance(input, Reader) else input.reader() if hasattr(input, "reader") else None
@@ -149,7 +162,7 @@ def _pipe(
     result: Any = None
     writer: Writer | None = None
     called = name or str(getattr(processor, "__name__", "pipe"))
-    with Task(name=f"pipe:{called}", group=group, outputs=final_outputs) as task:
+    with Task(name=f"pipe:{called}", group=group, outputs=final_outputs, num_instances=instances) as task:
         begin, end = Net("init"), Net("exit")
         reader.setup_ex(begin, end)
         steps = []
@@ -169,9 +182,11 @@ def _pipe(
                 builder.add(execution_step("body", body, should_stop_blob=status))
                 ops.net(local_end)
             steps.append(to_execution_step(builder))
-        ops.net(begin)
+        with ops.task_init():
+            ops.net(begin)
         NetBuilder.current().add(execution_step("body", steps, concurrent_substeps=True))  # type: ignore[union-attr]
-        ops.net(end)
+        with ops.task_exit():
+            ops.net(end)
     return result, task
 
 

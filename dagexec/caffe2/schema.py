@@ -421,20 +421,22 @@ def ConstRecord(net: Net, array_record: Field) -> Any:
     return record
 
 
-def FeedRecord(blob_record: Field, arrays: Any) -> None:
+def FeedRecord(blob_record: Field, arrays: Any, ws: Any = None) -> None:
     """Feed the blobs of a record: with those of another record, or with arrays, one for each column.
 
-    Raises ValueError for other numbers or types.
+    In the workspace `ws`, by default the current one. Raises ValueError for other numbers or types.
     """
     values = arrays.field_blobs() if isinstance(arrays, Field) else list(arrays)
+    feed = workspace.FeedBlob if ws is None else ws.feed_blob
     given = from_blob_list(blob_record, values, throw_on_type_mismatch=True)
     for column, value in zip(blob_record.all_scalars(), given.all_scalars(), strict=True):
-        workspace.FeedBlob(column(), value())
+        feed(column(), value())
 
 
-def FetchRecord(blob_record: Field, throw_on_type_mismatch: bool = False) -> Any:
+def FetchRecord(blob_record: Field, ws: Any = None, throw_on_type_mismatch: bool = False) -> Any:
     """A record of the arrays that the blobs of a record hold. Raises ValueError for other types, if asked to."""
-    arrays = [workspace.FetchBlob(blob) for blob in blob_record.field_blobs()]
+    fetch = workspace.FetchBlob if ws is None else ws.fetch
+    arrays = [fetch(blob) for blob in blob_record.field_blobs()]
     return from_blob_list(blob_record, arrays, throw_on_type_mismatch)
 
 

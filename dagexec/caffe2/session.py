@@ -1,4 +1,4 @@
-"""Sessions run tasks, groups of them, plans and steps, and fetch their outputs (`caffe2.python.session`)."""
+"""Sessions run tasks, groups of them, plans, steps and nets, and fetch their outputs (`caffe2.python.session`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from dagexec.caffe2 import workspace
 from dagexec.caffe2.native_workspace import NativeWorkspace
-from dagexec.caffe2.plans import ExecutionStep, Plan
+from dagexec.caffe2.net import Net
+from dagexec.caffe2.plans import ExecutionStep, Plan, to_execution_step
 from dagexec.caffe2.task import Cluster, Task, TaskGroup, TaskOutputList, WorkspaceType
 from dagexec.errors import Caffe2Error
 
@@ -38,20 +39,20 @@ class Session:
 
     @classmethod
     def compile(cls, runnable: Any, workspace_type: str | None = None, setup_net_list: Any = None) -> CompiledRunnable:
-        """A plan of a task, a group, a plan or a step. Raises Caffe2Error for anything else.
+        """A plan of a task, a group, a plan, a step or a net. Raises Caffe2Error for anything else.
 
-        `workspace_type` is that of steps and plans; nets of `setup_net_list` are not needed here.
+        `workspace_type` is that of steps, plans and nets; nets of `setup_net_list` are not needed here.
         """
         if isinstance(runnable, CompiledRunnable):
             return runnable
-        if isinstance(runnable, Plan | ExecutionStep):
-            plan = Plan(runnable) if isinstance(runnable, ExecutionStep) else runnable
+        if isinstance(runnable, Plan | ExecutionStep | Net):
+            plan = runnable if isinstance(runnable, Plan) else Plan(to_execution_step(runnable))
             kind = workspace_type or WorkspaceType.GLOBAL
             return CompiledRunnable((plan, TaskOutputList(), kind), cls)
         if isinstance(runnable, Task):
             runnable = runnable.alone()
         if not isinstance(runnable, TaskGroup):
-            raise Caffe2Error(f"a session runs tasks, groups, plans and steps; found {type(runnable).__name__}")
+            raise Caffe2Error(f"a session runs tasks, groups, plans, steps and nets; found {type(runnable).__name__}")
         return CompiledRunnable(cls._compile_task_group(runnable), cls)
 
     @classmethod
