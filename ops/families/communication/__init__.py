@@ -7,8 +7,10 @@
 | `thread_group` | the transport between threads of one process |
 | `mpi` | the transport between processes |
 | `buckets` | PackBucket, UnpackBucket, BucketSum: several tensors as one flat array |
-| `device_sum` | NCCLAllreduce: the sum of what one net has on several devices |
+| `device_sum` | NCCLAllreduce, NCCLBroadcast: what one net has on several devices |
 | `operators` | CreateCommonWorld, Allreduce, Broadcast, Allgather, Reduce, Barrier, DestroyCommonWorld |
+| `messages` | CloneCommonWorld, ReduceScatter, SendTensor, ReceiveTensor |
+| `store`, `store_operators` | values by key, in files or on a Redis server |
 """
 
 from dagexec.ops.families.communication.collectives import (

@@ -13,6 +13,7 @@ around once more; every rank sends 2 (size - 1) / size of the array, whatever th
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,26 @@ def reduce(world: CommonWorld, array: Array, root: int = 0, *, divisor: int = 1)
             world.receive(array, 0, tag)
         if world.rank == root:
             divide(array, divisor)
+
+
+def reduce_scatter(world: CommonWorld, array: Array, out: Array, counts: Sequence[int]) -> None:
+    """Put a part of the sum over all ranks in `out`, that of this rank: of `counts[r]` elements for rank r, in order.
+
+    `array` is overwritten. The sum has the bytes of `all_reduce_tree`. Raises ShapeError for parts that do not fit.
+    """
+    with world.collective("reduce-scatter") as tag:
+        if len(counts) != world.size or min(counts) < 0 or sum(counts) != array.size:
+            raise ShapeError(f"the {array.size} elements must be divided among {world.size} ranks, found {counts}")
+        _sum_up(world, array, tag)
+        ends = [sum(counts[: rank + 1]) for rank in range(world.size)]
+        parts = [array.reshape(-1)[end - count : end] for end, count in zip(ends, counts, strict=True)]
+        if world.rank:
+            world.receive(out.reshape(-1), 0, tag)
+            return
+        posted = [world.post(parts[rank], rank, tag) for rank in range(1, world.size)]
+        np.copyto(out.reshape(-1), parts[0])
+        for message in posted:
+            message.wait()
 
 
 def broadcast(world: CommonWorld, array: Array, root: int = 0) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -126,6 +126,10 @@ class CommonWorld(ABC):
         """Tell all ranks that this one has failed: their waits, and what they ask later, end with `reason`."""
 
     @abstractmethod
+    def clone(self) -> CommonWorld:
+        """A group of the same ranks, whose failure is its own. All ranks must call this, in the same order."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave the group. Ranks that wait for this one get an error that says so. Idempotent."""
 
@@ -138,10 +142,21 @@ class CommonWorld(ABC):
     @contextmanager
     def collective(self, what: str) -> Iterator[Tag]:
         """Within it this rank takes part in the next collective, under the tag given. What is raised ends the group."""
+        with self._in(Tag(self._collectives, what)) as tag:
+            self._collectives += 1
+            yield tag
+
+    def message(self, number: int) -> AbstractContextManager[Tag]:
+        """Within it this rank sends to another or receives, apart from collectives. What is raised ends the group.
+
+        Both must give the same number.
+        """
+        return self._in(Tag(number, "message"))
+
+    @contextmanager
+    def _in(self, tag: Tag) -> Iterator[Tag]:
         if self.closed:
-            raise ClosedError(f"rank {self.rank} has closed its common world; {what} is not possible")
-        tag = Tag(self._collectives, what)
-        self._collectives += 1
+            raise ClosedError(f"rank {self.rank} has closed its common world; {tag.what} is not possible")
         try:
             yield tag
         except BaseException as error:

@@ -1,17 +1,19 @@
-"""NCCLAllreduce: tensors that one net has on several devices, each replaced by the sum of all. The name is Caffe2's."""
+"""NCCLAllreduce and NCCLBroadcast: tensors that one net has on several devices. The names are Caffe2's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from dagexec.core.gradient import no_gradient
-from dagexec.core.operator import Operator, Step
-from dagexec.core.registry import operator
+from dagexec.core.operator import Operator, Step, in_sequence
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.schema import UNBOUNDED, OperatorCall, OpSchema, TensorType, one_to_one
 from dagexec.core.tensor import Tensor
 from dagexec.core.traits import Crossing
+from dagexec.errors import ArgumentError
 
 
 def infer_device_sum(call: OperatorCall) -> Sequence[TensorType]:
@@ -68,4 +70,34 @@ class HostDeviceSum(DeviceSum):
         return run
 
 
-no_gradient("NCCLAllreduce")
+def infer_device_broadcast(call: OperatorCall) -> Sequence[TensorType]:
+    """As of the sum. Raises ArgumentError for a root that is no input."""
+    root = call.arguments.int("root", 0)
+    if not 0 <= root < len(call.inputs):
+        raise ArgumentError(f"{call.label}: 'root' must be an input, 0 to {len(call.inputs) - 1}, found {root}")
+    return infer_device_sum(call)
+
+
+@new_operator(
+    "NCCLBroadcast",
+    inputs=(1, UNBOUNDED),
+    outputs=(1, UNBOUNDED),
+    infer=infer_device_broadcast,
+    doc="Y_i = X_root, on the device of X_i. The copies are made by the host.",
+    input_names=("X0, X1, ... (each on a device of its own)",),
+    output_names=("Y0, Y1, ... (each may overwrite its X)",),
+    args={"root": "which of the inputs is copied (default 0)"},
+    inplace=one_to_one,
+)
+class HostDeviceBroadcast(Operator):
+    """On the host."""
+
+    def prepare(self) -> Step:
+        """The root's first, as its output may be another's input."""
+        x = self.x(self.arguments.int("root", 0))
+        copy = self.scratch(x.shape, x.dtype)
+        outputs = [self.y(index) for index in range(len(self.output_blobs))]
+        return in_sequence([partial(np.copyto, copy, x), *(partial(np.copyto, y, copy) for y in outputs)])
+
+
+no_gradient("NCCLAllreduce", "NCCLBroadcast")

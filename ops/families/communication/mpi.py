@@ -144,6 +144,10 @@ class MPIWorld(CommonWorld):
             self._failure = (self.rank, reason)
             self._notify_all({"kind": "failed", "reason": reason})
 
+    def clone(self) -> CommonWorld:
+        """A duplicate of the communicator."""
+        return MPIWorld(self._communicator.Dup(), self.timeout)
+
     def close(self) -> None:
         """Tell every rank that this one has left."""
         if not self.closed:

@@ -73,7 +73,11 @@ def _collective(op_type: str, doc: str, args: dict[str, str]) -> OpSchema:
 @new_operator(
     "CreateCommonWorld",
     infer=None,
-    doc="Joins a group of ranks that work together; ranks that give one name find each other. To be run once.",
+    inputs=(0, 1),
+    doc="Joins a group of ranks that work together; ranks that give one name find each other. To be run once. A store, "
+    "by which ranks of Caffe2 find each other, is not read.",
+    input_names=("kv_handler",),
+    handles=(0,),
     output_names=("comm_world",),
     args={
         "size": "how many ranks there are",
@@ -82,7 +86,7 @@ def _collective(op_type: str, doc: str, args: dict[str, str]) -> OpSchema:
         "name": "of the group (default: the name of the output)",
         "timeout_ms": f"milliseconds that a rank waits for another (default {DEFAULT_TIMEOUT * 1000:.0f})",
     },
-    unread_args=("interface", "mpi_rendezvous", "sync"),
+    unread_args=("interface", "mpi_rendezvous", "sync", "status_blob"),
     required_args=("size", "rank"),
     effects=True,
     does_io=IO.ANY,
@@ -107,7 +111,7 @@ class CreateCommonWorld(Operator):
         return join
 
 
-class _WorldOperator(Operator):
+class WorldOperator(Operator):
     """One whose input 0 is the common world."""
 
     def world(self) -> CommonWorld:
@@ -141,7 +145,7 @@ class _WorldOperator(Operator):
         },
     )
 )
-class Allreduce(_WorldOperator):
+class Allreduce(WorldOperator):
     """One all-reduce a tensor."""
 
     def prepare(self) -> Step:
@@ -156,7 +160,7 @@ class Allreduce(_WorldOperator):
 
 
 @operator(_collective("Broadcast", "Y_i = the X_i of rank `root`.", {"root": "the rank that has it (default 0)"}))
-class Broadcast(_WorldOperator):
+class Broadcast(WorldOperator):
     """One broadcast a tensor."""
 
     def prepare(self) -> Step:
@@ -176,7 +180,7 @@ class Broadcast(_WorldOperator):
         },
     )
 )
-class Reduce(_WorldOperator):
+class Reduce(WorldOperator):
     """One reduction a tensor."""
 
     def prepare(self) -> Step:
@@ -200,7 +204,7 @@ class Reduce(_WorldOperator):
     mutates=(0,),
     effects=True,
 )
-class Allgather(_WorldOperator):
+class Allgather(WorldOperator):
     """An all-gather."""
 
     def prepare(self) -> Step:
@@ -218,7 +222,7 @@ def _world_only(op_type: str, doc: str) -> OpSchema:
 
 
 @operator(_world_only("Barrier", "Ends on no rank before it has begun on all."))
-class Barrier(_WorldOperator):
+class Barrier(WorldOperator):
     """A barrier."""
 
     def prepare(self) -> Step:
@@ -226,7 +230,7 @@ class Barrier(_WorldOperator):
 
 
 @operator(_world_only("DestroyCommonWorld", "Leaves the group: other ranks that wait for this one get an error."))
-class DestroyCommonWorld(_WorldOperator):
+class DestroyCommonWorld(WorldOperator):
     """The end of a rank's part."""
 
     def prepare(self) -> Step:

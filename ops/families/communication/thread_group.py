@@ -190,6 +190,7 @@ class ThreadWorld(CommonWorld):
         """To be made by `ThreadGroup.join`."""
         super().__init__(rank, group.size, timeout)
         self._group = group
+        self._clones = 0
 
     def _post(self, array: Array, to: int, tag: Tag) -> Posted:
         self._check_open()
@@ -224,6 +225,12 @@ class ThreadWorld(CommonWorld):
     def abort(self, reason: str) -> None:
         """End the waits of all ranks, and what they ask later."""
         self._group.fail(self.rank, reason)
+
+    def clone(self) -> CommonWorld:
+        """The ranks find each other by a name that only this group has."""
+        self._check_open()
+        self._clones += 1
+        return join_by_name(f"{id(self._group)}/{self._clones}", self.rank, self.size, self.timeout)
 
     def close(self) -> None:
         if not self.closed:

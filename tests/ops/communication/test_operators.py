@@ -12,16 +12,18 @@ import pytest
 
 from dagexec import NetDef, Workspace
 from dagexec.core.graph import build_graph
-from dagexec.errors import CommunicationError, DagexecError, OperatorError
+from dagexec.errors import ArgumentError, CommunicationError, DagexecError, OperatorError
 from dagexec.ops.families.communication import CommonWorld, all_reduce
 from dagexec.platform.threads import threads
-from tests.ops.running import operator_def
+from tests.ops.running import operator_def, run_operator
 
 Array = npt.NDArray[Any]
 
 
-def on_workspaces(size: int, net: NetDef, feeds: Sequence[dict[str, Array]], name: str) -> list[Workspace]:
-    """Run `net`, whose world is `comm_world`, on a workspace a rank, each in its own thread."""
+def on_workspaces(
+    size: int, net: NetDef | Sequence[NetDef], feeds: Sequence[dict[str, Array]], name: str
+) -> list[Workspace]:
+    """Run `net`, whose world is `comm_world`, or one each, on a workspace a rank, each in its own thread."""
     workspaces = [Workspace(allow_io=True) for _ in range(size)]
     errors: list[Exception] = []
 
@@ -34,7 +36,7 @@ def on_workspaces(size: int, net: NetDef, feeds: Sequence[dict[str, Array]], nam
         )
         try:
             workspace.run_operator_once(create)
-            made = workspace.build_net(net, "dag", 2)
+            made = workspace.build_net(net if isinstance(net, NetDef) else net[rank], "dag", 2)
             made.run()
             made.close()
         except Exception as error:
@@ -164,3 +166,49 @@ def test_a_world_that_is_no_world_is_refused() -> None:
     workspace.feed_blob("comm_world", np.ones(2))
     with pytest.raises(DagexecError, match="expected a CommonWorld"):
         workspace.run_operator_once(operator_def("Barrier", ["comm_world"], []))
+
+
+def test_tensors_of_any_type_are_sent_from_rank_to_rank() -> None:
+    x, fixed = np.arange(6, dtype=np.int64).reshape(2, 3), np.array([1.5, 2.5])
+    sending = NetDef(name="sending")
+    sending.op.append(operator_def("CloneCommonWorld", "comm_world", "other"))
+    sending.op.append(operator_def("SendTensor", ["other", "x", "dst", "mark"], []))
+    sending.op.append(operator_def("SendTensor", ["comm_world", "fixed"], [], dst=1, tag=9, raw_buffer=1))
+    receiving = NetDef(name="receiving")
+    receiving.op.append(operator_def("CloneCommonWorld", "comm_world", "other"))
+    receiving.op.append(operator_def("ReceiveTensor", ["other", "y"], ["y", "src", "mark"], src=0, tag=4))
+    receiving.op.append(
+        operator_def("ReceiveTensor", ["comm_world", "z"], ["z", "src2", "mark2"], src=0, tag=9, raw_buffer=1)
+    )
+    feeds = [
+        {"x": x, "fixed": fixed, "dst": np.array([1], np.int32), "mark": np.array([4], np.int32)},
+        {"y": np.zeros(0, np.float32), "z": np.zeros(2)},
+    ]
+    _, found = on_workspaces(2, [sending, receiving], feeds, "messages")
+    np.testing.assert_array_equal(found.fetch_blob("y"), x)
+    np.testing.assert_array_equal(found.fetch_blob("z"), fixed)
+    assert [found.fetch_blob(name).tolist() for name in ("src", "mark", "mark2")] == [[0], [4], [9]]
+
+
+def test_a_sum_is_scattered() -> None:
+    net = NetDef(name="scatter")
+    net.op.append(operator_def("ReduceScatter", ["comm_world", "x"], ["rows"]))
+    net.op.append(operator_def("ReduceScatter", ["comm_world", "x", "counts"], ["part"]))
+    values = [np.random.default_rng(rank).normal(size=(6, 2)) for rank in range(3)]
+    feeds = [{"x": x, "counts": np.array([5, 0, 7], np.int32)} for x in values]
+    found = on_workspaces(3, net, feeds, "scatter")
+    total = (values[0] + values[1]) + values[2]
+    for rank, workspace in enumerate(found):
+        np.testing.assert_array_equal(workspace.fetch_blob("rows"), total[2 * rank : 2 * rank + 2])
+        part = total.reshape(-1)[[0, 5, 5][rank] : [5, 5, 12][rank]]
+        np.testing.assert_array_equal(workspace.fetch_blob("part"), part)
+    with pytest.raises(OperatorError, match="3 ranks must divide the rows"):
+        on_workspaces(3, net, [feed | {"x": np.zeros((4, 2))} for feed in feeds], "uneven")
+
+
+def test_one_of_several_inputs_is_copied_to_all() -> None:
+    arrays = [np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([5.0, 6.0])]
+    for found in run_operator("NCCLBroadcast", arrays, 3, root=1):
+        np.testing.assert_array_equal(found, arrays[1])
+    with pytest.raises(ArgumentError, match="'root' must be an input, 0 to 2, found 3"):
+        run_operator("NCCLBroadcast", arrays, 3, root=3)
