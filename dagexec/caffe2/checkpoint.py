@@ -38,8 +38,8 @@ from dagexec.storage import database_exists
 from dagexec.storage.blob_file import read_blob_file, write_blobs
 
 __all__ = [
-    "CheckpointManager", "Job", "JobRunner", "MultiNodeCheckpointManager", "db_name", "epoch_limiter",
-    "get_ckpt_filename",
+    "CheckpointManager", "Job", "JobRunner", "MultiNodeCheckpointManager", "UploadTaskGroupBuilder", "db_name",
+    "epoch_limiter", "get_ckpt_filename",
 ]  # fmt: skip
 
 logger = logging.getLogger("dagexec")
@@ -154,7 +154,7 @@ def _save(workspace: Workspace, db_type: str, path: str) -> None:
 
 
 def _load(workspace: Workspace, db_type: str, path: str, names: set[str] | None) -> None:
-    """What a checkpoint has under these names, or all. Raises StorageError, Caffe2Error for a name it does not have."""
+    """What a checkpoint has under these names, or all. Raises StorageError, Caffe2Error for a damaged one."""
     file = read_blob_file(db_type, path)
     try:
         state = json.loads(file.strings.pop(_STATE, b'{"objects": {}, "devices": {}}'))
@@ -162,9 +162,6 @@ def _load(workspace: Workspace, db_type: str, path: str, names: set[str] | None)
         devices = {name: Device.parse(device) for name, device in state["devices"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Caffe2Error(f"checkpoint {path}: its record {_STATE!r} is damaged: {error}") from None
-    missing = (names or set()) - file.tensors.keys() - file.strings.keys() - objects.keys()
-    if missing:
-        raise Caffe2Error(f"checkpoint {path} has no blobs {sorted(missing)}")
     for name, array in file.tensors.items():
         if names is None or name in names:
             workspace.feed_blob(name, array, device=devices.get(name))
@@ -220,9 +217,13 @@ class CheckpointManager:
         return self._task("load", lambda workspace: _load(workspace, self._db_type, self._path(epoch), None))
 
     def load_blobs_from_checkpoint(self, blob_names: Iterable[Any], epoch: int) -> Task:
-        """Give some blobs the values of the checkpoint of an epoch."""
+        """Give those of some blobs that the checkpoint of an epoch has their values there."""
         names = set(map(str, blob_names))
         return self._task("load", lambda workspace: _load(workspace, self._db_type, self._path(epoch), names))
+
+    def load_blobs_locally(self, nodes: Any, blob_names: Iterable[Any], epoch: int, session: Session) -> bool:
+        """Have a session load some blobs; False where there is no checkpoint of the epoch."""
+        return _load_blobs([self], blob_names, epoch, session)
 
     def save(self, epoch: int) -> Task:
         """Write the checkpoint of an epoch, all of it or, on failure, nothing."""
@@ -269,6 +270,16 @@ class CheckpointManager:
         return Task(step=net, node=self._node_name, name=net.Name(), group=TaskGroup())
 
 
+def _load_blobs(managers: Iterable[CheckpointManager], blob_names: Iterable[Any], epoch: int, session: Session) -> bool:
+    names = list(map(str, blob_names))
+    for manager in managers:
+        if not manager.check_db_exists(epoch):
+            logger.warning("there is no checkpoint %s", manager._path(epoch))
+            return False
+        session.run(manager.load_blobs_from_checkpoint(names, epoch))
+    return True
+
+
 class MultiNodeCheckpointManager:
     """Checkpoints of several nodes, a file each. A local session has all nodes in one workspace."""
 
@@ -299,18 +310,9 @@ class MultiNodeCheckpointManager:
         return self._group(lambda manager: manager.save(epoch))
 
     def load_blobs_locally(self, nodes: Iterable[Any], blob_names: Iterable[Any], epoch: int, session: Session) -> bool:
-        """Give some blobs the values that they have in one of the checkpoints; Caffe2Error where none has all."""
-        names = list(blob_names)
+        """Have a session load some blobs, each from a checkpoint that has it; False where one of these is missing."""
         managers = [CheckpointManager(self._db_prefix, node, self._db_type) for node in nodes]
-        for manager in managers:
-            if manager.check_db_exists(epoch):
-                try:
-                    session.run(manager.load_blobs_from_checkpoint(names, epoch))
-                    return True
-                except Caffe2Error:
-                    if manager is managers[-1]:
-                        raise
-        return False
+        return _load_blobs(managers, blob_names, epoch, session)
 
     def get_ckpt_db_name(self, node_name: Any, epoch: int) -> str:
         """The path of a node's checkpoint."""
@@ -333,6 +335,14 @@ class MultiNodeCheckpointManager:
         for manager in self._managers.values():
             group.add(make(manager))
         return group
+
+
+class UploadTaskGroupBuilder:
+    """What makes tasks that bring checkpoints elsewhere behind the last epoch."""
+
+    def build(self, epoch: int, checkpoint_manager: Any) -> TaskGroup:
+        """The tasks."""
+        raise NotImplementedError
 
 
 class JobRunner:
@@ -383,14 +393,11 @@ class JobRunner:
     __call__ = train
 
     def load_blobs_from_checkpoints(self, blob_names: Iterable[Any], epoch: int, session: Session) -> bool:
-        """Give some blobs the values of a checkpoint. Raises Caffe2Error without a manager of checkpoints."""
+        """Have a session load some blobs; False where there is no checkpoint of the epoch. Raises Caffe2Error."""
         if self.checkpoint_manager is None:
             raise Caffe2Error("the job has no manager of checkpoints")
-        if isinstance(self.checkpoint_manager, MultiNodeCheckpointManager):
-            nodes = self.job.nodes_to_checkpoint()
-            return self.checkpoint_manager.load_blobs_locally(nodes, blob_names, epoch, session)
-        session.run(self.checkpoint_manager.load_blobs_from_checkpoint(blob_names, epoch))
-        return True
+        nodes = self.job.nodes_to_checkpoint()
+        return bool(self.checkpoint_manager.load_blobs_locally(nodes, blob_names, epoch, session))
 
     def save_checkpoints(self, epoch: int, session: Session) -> None:
         """Write a checkpoint. That it cannot be written is logged, and the job goes on."""

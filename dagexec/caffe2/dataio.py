@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from dagexec.caffe2.schema import Field, Struct, from_blob_list
 from dagexec.core.proto import TensorProto
 from dagexec.errors import Caffe2Error
 
-__all__ = ["CounterReader", "Pipe", "Reader", "ReaderBuilder", "ReaderWithLimit", "ReaderWithLimitBase", "Writer"]
+__all__ = [
+    "CompositeReader", "CounterReader", "Pipe", "Reader", "ReaderBuilder", "ReaderWithLimit", "ReaderWithLimitBase",
+    "ReaderWithTimeLimit", "Writer",
+]  # fmt: skip
 
 Read = tuple[list[Any], Any, Any]
 """Nets that read a record; the blob that says that there was none; the blobs, or the record."""
@@ -253,6 +257,60 @@ class ReaderWithLimit(ReaderWithLimitBase):
         if self.counter is not None:
             return stop_condition_net.CountDown([self.counter], 1)
         return _false(stop_condition_net)
+
+
+class ReaderWithTimeLimit(ReaderWithLimitBase):
+    """Reads for so many seconds after each set-up, or as long as there is something where they are 0."""
+
+    def __init__(self, reader: Reader, duration: float = 0) -> None:
+        super().__init__(reader)
+        self.duration = duration
+        self.timer = self.net.AddExternalInput(self.net.NextName("timer"))
+        self._limit = self.net.AddExternalInput(self.net.NextName("limit"))
+
+    def setup_limiter(self, init_net: Net, finish_net: Net) -> None:
+        """A timer."""
+        if self.duration > 0:
+            init_net.TimerBegin([], [self.timer], counter_name="epoch_timer")
+            init_net.ConstantFill([], [self._limit], shape=[], value=int(self.duration * 1e9), dtype=TensorProto.INT64)
+
+    def check_limiter_condition(self, stop_condition_net: Net) -> Any:
+        """That it has run for so long."""
+        if self.duration > 0:
+            return stop_condition_net.GE([stop_condition_net.TimerGet([self.timer]), self._limit], 1)
+        return _false(stop_condition_net)
+
+
+class CompositeReader(Reader):
+    """Reads a record of each of several readers, until one of them has nothing more."""
+
+    def __init__(self, names: Sequence[str], readers: Sequence[Reader]) -> None:
+        """The records are fields of these names."""
+        super().__init__(Struct(*((name, reader.schema()) for name, reader in zip(names, readers, strict=True))))
+        self._readers = list(readers)
+
+    def setup_ex(self, init_net: Net, finish_net: Net) -> None:
+        """Set up all readers."""
+        for reader in self._readers:
+            reader.setup_ex(init_net, finish_net)
+
+    def reset(self, net: Net) -> None:
+        """Begin all readers anew."""
+        for reader in self._readers:
+            reader.reset(net)
+
+    def read_ex(self, local_init_net: Net, local_finish_net: Net) -> Read:
+        """The nets of the readers, and behind those of each whether it was at its end."""
+        nets: list[Any] = []
+        fields: list[Any] = []
+        should_stop = _false(local_init_net)
+        for reader in self._readers:
+            of_reader, at_end, record = reader.read_record_ex(local_init_net, local_finish_net)
+            stop = Net("composite_stop")
+            stop.Copy(at_end, should_stop)
+            nets += [*of_reader, stop]
+            fields += record.field_blobs()
+        return nets, should_stop, fields
 
 
 def _false(net: Net, blob: Any = None) -> Any:

@@ -202,12 +202,12 @@ class Net:
         return _one_or_all([BlobReference(blob, self) for blob in written])
 
     def _output_names(self, op_type: str, inputs: int, outputs: Any) -> list[Any]:
-        """The outputs as named, or as many names as are asked for; by default as many as the operator must have."""
+        """The outputs as named, or so many names with numbers; by default as many names as there must be."""
         if outputs is None:
             least, most = (0, UNBOUNDED) if op_type in ONLY_IN_MESSAGES else schema_of(op_type).outputs
             number = max(least, min(1, most)) if most < UNBOUNDED else max(least, 1)
         elif isinstance(outputs, int):
-            number = outputs
+            return [self.NextName(op_type, index) for index in range(outputs)]
         else:
             return as_list(outputs)
         if number == 1:
@@ -230,7 +230,7 @@ class Net:
             "S": "GivenTensorStringFill",
         }
         fill = "GivenTensorIntFill" if values.dtype == np.int32 else fills.get(values.dtype.kind, "GivenTensorFill")
-        return self._add_operator(fill, [], blob_out, shape=list(values.shape), values=values.reshape(-1).tolist())
+        return self._add_operator(fill, [], blob_out or 1, shape=list(values.shape), values=values.reshape(-1).tolist())
 
     def Python(
         self,

@@ -27,6 +27,8 @@ def test_outputs_without_names_get_those_of_net_and_type() -> None:
     assert [str(net.Relu("x")) for _ in range(3)] == [f"{name}/Relu", f"{name}/Relu_2", f"{name}/Relu_3"]
     assert [str(blob) for blob in net.Split("x", 2)] == [f"{name}/Split:0", f"{name}/Split:1"]
     assert [str(blob) for blob in net.Split("x", 2)] == [f"{name}/Split_2:0", f"{name}/Split_2:1"]
+    assert str(net.Sigmoid("x", 1)) == f"{name}/Sigmoid:0"
+    assert str(net.Const(1.0)) == f"{name}/GivenTensorFill:0"
     assert net.Print("x", []) is None
     assert [str(net.NextBlob("b")) for _ in range(3)] == ["b", "b_auto_0", "b_auto_1"]
 

@@ -72,7 +72,7 @@ def test_pictures_need_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_plan_is_drawn_step_by_step() -> None:
-    nets = [core.Net(name) for name in ("one", "two", "report")]
+    nets = [core.Net(name) for name in ("drawn_one", "drawn_two", "report")]
     for net in nets:
         net.Copy("x", "y")
     inner = core.execution_step("inner", nets[:2], num_iter=3)
@@ -81,8 +81,8 @@ def test_a_plan_is_drawn_step_by_step() -> None:
     plan.AddStep(core.execution_step("last", nets[1], should_stop_blob="no", only_once=True, create_workspace=True))
     found = arrows(net_drawer.GetPlanGraph(plan))
     assert {(begin.split("\\n")[0], end.split("\\n")[0]) for begin, end in found} == {
-        ("inner", "one"), ("one", "two"), ("until", "one"), ("until", "report"), ("outer", "inner"), ("outer", "until"),
-        ("last", "two"), ("outer", "last"),
+        ("inner", "drawn_one"), ("drawn_one", "drawn_two"), ("until", "drawn_one"), ("until", "report"),
+        ("outer", "inner"), ("outer", "until"), ("last", "drawn_two"), ("outer", "last"),
     }  # fmt: skip
     assert {label for arrow in found for label in arrow} == {
         "outer\\nat once", "inner\\nnum_iter: 3", "until\\nuntil stop\\nreports every 5 s", "one\\n1 operators",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dagexec.caffe2 import core, workspace
+from dagexec.caffe2.dataio import CompositeReader, ReaderWithTimeLimit
 from dagexec.caffe2.dataset import Dataset
 from dagexec.caffe2.net_builder import ops
 from dagexec.caffe2.pipeline import pipe
@@ -58,6 +59,28 @@ def test_records_pass_two_processors_and_a_queue_that_joins_them(with_nets: bool
     assert found.uid().tolist() == (2 * ROWS.uid()).tolist()
     assert found.value().tolist() == [0] * 17
     assert not workspace.HasBlob(str(counter))
+
+
+def test_readers_are_joined_and_limited() -> None:
+    init = core.Net("init")
+    sources = [NewRecord(init, ROWS), NewRecord(init, numbers := Struct(("number", np.arange(5.0))))]
+    both = CompositeReader(["rows", "numbers"], [Dataset(source).reader(init) for source in sources])
+    target = Dataset(both.schema().clone_schema())
+    target.init_empty(init)
+    writer = target.writer(init)
+    workspace.RunNetOnce(init)
+    for source, rows in zip(sources, (ROWS, numbers), strict=True):
+        FeedRecord(source, rows)
+    for reader, expected in (
+        (ReaderWithTimeLimit(both, 1e-9), []),
+        (ReaderWithTimeLimit(both, 60), range(5)),
+    ):
+        with TaskGroup() as group:
+            pipe(reader, writer)
+        LocalSession().run(group)
+        found = FetchRecord(target.content())
+        assert found.numbers.number().tolist() == found.rows.uid().tolist() == list(expected)
+    assert workspace.FetchBlob(reader.data_finished())
 
 
 @pytest.mark.parametrize("instances", [1, 4])

@@ -90,10 +90,9 @@ def test_a_job_is_resumed_from_each_of_its_checkpoints(nodes: int, tmp_path: Pat
     for epoch in range(1, len(TOTALS) + 1):
         session.run(checkpoints.load(epoch))
         assert fetched(session) == [TOTALS[epoch - 1]] * nodes
-    JobRunner(job, checkpoints).load_blobs_from_checkpoints([totals[0]], 1, session)
+    assert JobRunner(job, checkpoints).load_blobs_from_checkpoints([totals[0]], 1, session)
     assert fetched(session)[0] == TOTALS[0]
-    with pytest.raises(Caffe2Error, match="no blobs"):
-        JobRunner(job, checkpoints).load_blobs_from_checkpoints(["unknown"], 1, session)
+    assert not JobRunner(job, checkpoints).load_blobs_from_checkpoints([totals[0]], 99, session)
     with pytest.raises(Caffe2Error):
         JobRunner(job, manager(), resume_from_epoch=99).train(new_session())
 
