@@ -143,6 +143,7 @@ HOST = {
     ),
     "DynamicQuantLSTM": "of dynamically quantized ONNX files, which are for processors",
     "SparseDropoutWithReplacement": "the host draws how many identifiers there are",
+    "APMeter": "rows of former runs are kept by the host",
     "GivenTensorStringFill": "strings are not tensors of a device",
     "BitCast": ONNX,
     "CenterCropPad": ONNX,

@@ -158,6 +158,7 @@ def _shapes() -> Iterator[tuple[str, Example]]:
     identifiers, shown = _integers(7, 2, 9, 2, 3), {"mask": [9, 2, 4]}
     yield "SparseToDenseMask", Example([identifiers, _normal(5, 2), _normal(2)], wanted=(1,), arguments=shown)
     yield "SparseToDenseMask", Example([identifiers, _normal(5), _normal(), lengths], wanted=(1,), arguments=shown)
+    yield "SplitByLengths", Example([_normal(2, 5), lengths[[0, 2, 1, 1]]], 2, (0,), arguments={"axis": 1})
     yield "LengthsTopK", Example([_apart(5), lengths], outputs=2, wanted=(0,), arguments={"k": 2})
     yield "PackRNNSequence", Example([_normal(5, 2), lengths], wanted=(0,))
     yield "UnpackRNNSequence", Example([_normal(3, 3, 2), lengths], wanted=(0,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,7 +18,7 @@ from dagexec.core.dtypes import FLOAT_TYPES
 from dagexec.core.expressions import Expression, element, row_mean, sqrt, square
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator, Step, in_sequence
-from dagexec.core.registry import new_operator
+from dagexec.core.registry import new_operator, operator
 from dagexec.core.rows import before_axis, first_axis
 from dagexec.core.schema import OperatorCall, TensorType, first_to_first, memory_cost, no_inplace
 from dagexec.errors import ArgumentError
@@ -270,3 +271,8 @@ class LayerNorm(_Standardize):
 
     def grouping(self) -> Grouping:
         return layer_grouping(self.call())
+
+
+operator(replace(LayerNorm.schema, type="C10LayerNorm_DontUseThisOpYet"))(
+    type("C10LayerNorm", (LayerNorm,), {"__doc__": "LayerNorm under a name that exporters had for a while."})
+)

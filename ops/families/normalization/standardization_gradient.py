@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from dagexec.core.dtypes import FLOAT_TYPES
-from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
+from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of, not_differentiable
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import declares, schema_of
 from dagexec.core.rows import before_axis, gradient_and_sums
@@ -358,6 +358,9 @@ def group_norm_gradient(request: GradientRequest) -> GradientOperators:
     """GroupNormGradient(dY, X, gamma, beta, [mean, inv_std]) -> dX, dgamma, dbeta."""
     request.require_no_dy(1, 2)
     return request.single("GroupNormGradient", [request.dy(0), *request.definition.input, *_kept(request)], [0, 1, 2])
+
+
+not_differentiable("train with LayerNorm", "C10LayerNorm_DontUseThisOpYet")
 
 
 @gradient_of("LayerNorm")

@@ -5,9 +5,15 @@ LpNorm for p = 2 is the sum of squares, without a root: that is what Caffe2 comp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from dagexec.core.dtypes import INT32, INT64
 from dagexec.core.expressions import Expression, absolute, row_mean, row_sum, square
-from dagexec.core.schema import OperatorCall
+from dagexec.core.gradient import no_gradient
+from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.errors import ArgumentError
+from dagexec.ops.base.array_function import array_function
+from dagexec.ops.base.blocks import Array
 from dagexec.ops.base.row_operator import all_axes, row_operator
 
 _ARGS = {"average": "1: divide by the number of elements (default 0)"}
@@ -23,6 +29,21 @@ def sum_elements(x: Expression, *, average: bool = False) -> Expression:
 def sum_of_squares(x: Expression, *, average: bool = False) -> Expression:
     """Sum of the squares of all elements."""
     return sum_elements(square(x), average=average)
+
+
+@array_function(
+    "SumElementsInt",
+    infer=lambda call: [TensorType((), call.require_types(0, INT32, INT64))],
+    doc="The sum of all elements, integers, in their type: what is too large wraps around.",
+    input_names=("X",),
+    output_names=("sum",),
+)
+def sum_integers(_call: OperatorCall, x: Array) -> Sequence[Array]:
+    """One sum."""
+    return [x.sum(dtype=x.dtype)]
+
+
+no_gradient("SumElementsInt")
 
 
 def check_power(call: OperatorCall) -> None:

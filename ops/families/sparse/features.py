@@ -98,6 +98,33 @@ def stump(call: OperatorCall, x: Array) -> Sequence[Array]:
     return [np.where(x <= x.dtype.type(threshold), low, high)]
 
 
+def infer_stump_places(call: OperatorCall) -> list[TensorType]:
+    """As many places as there are elements on each side."""
+    call.require_types(0, *FLOAT_TYPES)
+    (count,), low = call.require_rank(0, 1), int(np.count_nonzero(_is_low(call, call.known_value(0))))
+    return [TensorType((low,), INT64), TensorType((count - low,), INT64)]
+
+
+def _is_low(call: OperatorCall, x: Array) -> Array:
+    found: Array = x <= x.dtype.type(call.arguments.float("threshold", 0.0))
+    return found
+
+
+@array_function(
+    "StumpFuncIndex",
+    infer=infer_stump_places,
+    doc="The places of the elements that are at most the threshold, and of the others.",
+    input_names=("X",),
+    output_names=("low", "high"),
+    args={"threshold": "(default 0)"},
+    value_inputs=(0,),
+)
+def stump_places(call: OperatorCall, x: Array) -> Sequence[Array]:
+    """One comparison."""
+    low = _is_low(call, x)
+    return [np.flatnonzero(low), np.flatnonzero(~low)]
+
+
 def infer_unique(call: OperatorCall) -> list[TensorType]:
     """As many as there are different ones, and a place in them for each element."""
     meta = call.require_types(0, INT32, INT64)
@@ -249,4 +276,4 @@ def hashed(call: OperatorCall, indices: Array) -> Sequence[Array]:
     return [found.view(signed.dtype).astype(np.int64) % call.arguments.int("modulo", 0)]
 
 
-no_gradient("BatchBoxCox", "BatchBucketize", "Bucketize", "IndexHash", "StumpFunc", "Unique")
+no_gradient("BatchBoxCox", "BatchBucketize", "Bucketize", "IndexHash", "StumpFunc", "StumpFuncIndex", "Unique")
