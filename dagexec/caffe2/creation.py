@@ -10,10 +10,11 @@ import numpy.typing as npt
 from google.protobuf.message import Message
 
 from dagexec.caffe2 import scope
+from dagexec.caffe2.failures import failing_as_caffe2
 from dagexec.caffe2.references import BlobReference, as_references
 from dagexec.core.operator_def import op
 from dagexec.core.proto import Argument, DeviceOption, NetDef, OperatorDef, TensorProto
-from dagexec.errors import Caffe2Error
+from dagexec.export.caffe2 import filler
 
 
 def make_device_option(
@@ -71,25 +72,14 @@ def CreateOperator(
     return made
 
 
-_FILLERS = {
-    "float32": "GivenTensorFill",
-    "float64": "GivenTensorDoubleFill",
-    "int32": "GivenTensorIntFill",
-    "int64": "GivenTensorInt64Fill",
-    "bool": "GivenTensorBoolFill",
-}
-
-
 def given_tensor(name: Any, array: npt.NDArray[Any]) -> OperatorDef:
     """The operator that fills a blob with an array. Raises Caffe2Error for elements of other types."""
-    fill, values = _FILLERS.get(array.dtype.name), array.reshape(-1).tolist()
-    if array.dtype.kind in "SUO":
-        fill = "GivenTensorStringFill"
-    elif array.dtype == np.uint8:
-        fill, values = "GivenTensorByteStringToUInt8Fill", [array.tobytes()]
-    if fill is None:
-        raise Caffe2Error(f"blob {str(name)!r}: no operator fills a blob with elements of type {array.dtype}")
-    return CreateOperator(fill, [], BlobReference(name), shape=list(array.shape), values=values)
+    with failing_as_caffe2(f"blob {str(name)!r}"):
+        made = filler(str(name), array)
+    device = scope.CurrentDeviceScope()
+    if device is not None:
+        made.device_option.CopyFrom(device)
+    return made
 
 
 def plain(value: Any) -> Any:

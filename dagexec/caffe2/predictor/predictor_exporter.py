@@ -11,8 +11,9 @@ from dagexec.caffe2.failures import failing_as_caffe2
 from dagexec.caffe2.net import Net
 from dagexec.caffe2.predictor import predictor_constants as names
 from dagexec.caffe2.references import BlobReference
-from dagexec.core.proto import DeviceOption, MetaNetDef, NetDef, OperatorDef
+from dagexec.core.proto import DeviceOption, MetaNetDef, NetDef
 from dagexec.errors import Caffe2Error
+from dagexec.export.caffe2 import predictor_message
 from dagexec.storage.blob_file import write_blobs
 
 __all__ = ["PredictorExportMeta", "load_from_db", "prepare_prediction_net", "save_to_db"]
@@ -64,37 +65,15 @@ class PredictorExportMeta:
 
     def message(self) -> MetaNetDef:
         """The nets and the lists of blobs, as the file has them."""
-        meta = MetaNetDef()
-        load = CreateOperator(
-            "Load", BlobReference(names.PREDICTOR_DBREADER), list(map(BlobReference, self.parameters))
+        return predictor_message(
+            self.predict_net,
+            self.parameters,
+            self.inputs,
+            self.outputs,
+            shapes=self.shapes,
+            predict_init=self.extra_init_net.op if self.extra_init_net is not None else (),
+            global_init=self.global_init_net.op if self.global_init_net is not None else (),
         )
-        inits = {
-            names.GLOBAL_INIT_NET_TYPE: ("global-init", [load], self.global_init_net),
-            names.PREDICT_INIT_NET_TYPE: ("predict-init", self._room(), self.extra_init_net),
-        }
-        for key, (name, operators, more) in inits.items():
-            net = NetDef(name=f"{self.name}-{name}", op=[*operators, *(more.op if more is not None else ())])
-            net.external_output.extend(blob for operator in net.op for blob in operator.output)
-            meta.nets.add(key=key, value=net)
-        meta.nets[0].value.external_input.append(names.PREDICTOR_DBREADER)
-        predict = meta.nets.add(key=names.PREDICT_NET_TYPE, value=self.predict_net).value
-        predict.external_input[:] = [*self.inputs, *self.parameters]
-        predict.external_output[:] = self.outputs
-        lists = {
-            names.INPUTS_BLOB_TYPE: self.inputs,
-            names.OUTPUTS_BLOB_TYPE: self.outputs,
-            names.PARAMETERS_BLOB_TYPE: self.parameters,
-        }
-        for key, blobs in lists.items():
-            meta.blobs.add(key=key, value=blobs)
-        return meta
-
-    def _room(self) -> list[OperatorDef]:
-        """What makes the blobs of inputs and outputs, of their shapes where these are known."""
-        return [
-            CreateOperator("ConstantFill", [], BlobReference(blob), shape=self.shapes.get(blob, [0]), value=0.0)
-            for blob in [*self.inputs, *self.outputs]
-        ]
 
 
 def save_to_db(db_type: str, db_destination: str, predictor_export_meta: PredictorExportMeta) -> None:
