@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
     from opentelemetry.trace import Tracer
 
+    from dagexec.scheduler.observe.run_times import RunTimes
     from dagexec.scheduler.workers.pool import Pool
 
 logger = logging.getLogger("dagexec")
@@ -130,6 +131,7 @@ class CompileOptions(RunOptions):
         telemetry: create an OpenTelemetry span for each run; True uses the global tracer provider, or give a tracer.
         metrics: count requests and measure their times and memory with OpenTelemetry's metrics; True uses the global
             meter provider, or give a meter.
+        run_times: where what requests wait, and their feeding, running and fetching take, is added up.
     """
 
     optimize: bool = True
@@ -161,6 +163,7 @@ class CompileOptions(RunOptions):
     warm_start: bool | Shapes = False
     telemetry: bool | Tracer = False
     metrics: bool | Meter = False
+    run_times: RunTimes | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -156,8 +156,9 @@ class Executor(ModelRunner):
         if self._batch_axes is not None:
             self._batching = joining.Batching(model, self._batch_axes, options.max_batch, place.later)
         self._dispatcher = Dispatcher(
-            model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, place.share
-        )
+            model.name, self._replicas.members, self._pool, options, self._telemetry, self._metrics, place.share,
+            options.run_times,
+        )  # fmt: skip
         place.unfinished = self._dispatcher.unfinished
         self._dispatcher.charge_arenas_to(place.arenas)
         self._finalizer = weakref.finalize(self, place.abandon, self._replicas.close)

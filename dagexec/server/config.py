@@ -33,7 +33,7 @@ __all__ = [
 MAX_QUEUED = 100
 """Requests that wait for a model, unless its configuration says otherwise."""
 
-_NOT_IN_FILES = frozenset(("calibration", "metrics", "pool", "progress", "telemetry", "when_full"))
+_NOT_IN_FILES = frozenset(("calibration", "metrics", "pool", "progress", "run_times", "telemetry", "when_full"))
 
 
 @dataclass(frozen=True, kw_only=True)

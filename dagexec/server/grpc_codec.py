@@ -101,16 +101,6 @@ def metadata_message(metadata: ModelMetadata) -> messages.ModelMetadataResponse:
     )
 
 
-def config_message(metadata: ModelMetadata) -> messages.ModelConfigResponse:
-    """The same as clients of Triton ask for it. Shapes are whole, as with its `max_batch_size` of 0."""
-    config = messages.ModelConfig(name=metadata.name, platform=metadata.platform, backend="dagexec")
-    for tensor in metadata.inputs:
-        config.input.add(name=tensor.name, data_type=_data_type(tensor.datatype), dims=tensor.shape or ())
-    for tensor in metadata.outputs:
-        config.output.add(name=tensor.name, data_type=_data_type(tensor.datatype), dims=tensor.shape or ())
-    return messages.ModelConfigResponse(config=config)
-
-
 def _arrays(message: messages.ModelInferRequest, limits: Limits) -> list[Array]:
     raw = message.raw_input_contents
     if not raw:
@@ -159,7 +149,3 @@ def _tensor(name: str, array: Array) -> messages.Tensor:
 
 def _described(tensor: TensorMetadata) -> messages.TensorMetadata:
     return messages.TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape or ())
-
-
-def _data_type(datatype: str) -> int:
-    return messages.DataType.Value("TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}")

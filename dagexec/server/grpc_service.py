@@ -17,7 +17,6 @@ from google.protobuf.message import DecodeError, Message
 from dagexec.errors import SettingError
 from dagexec.server.bodies import Bodies, Held
 from dagexec.server.grpc_codec import (
-    config_message,
     metadata_message,
     parameters_from,
     request_from,
@@ -31,7 +30,7 @@ from dagexec.server.repository import Repository
 
 SERVICE = "inference.GRPCInferenceService"
 
-EXTENSIONS = ("model_repository", "model_configuration", "sequence", "sequence(string_id)")
+EXTENSIONS = ("model_repository", "model_configuration", "sequence", "sequence(string_id)", "statistics")
 """Of the protocol, those that this service has beyond inference."""
 
 _CODES: Mapping[int, grpc.StatusCode] = {
@@ -101,7 +100,12 @@ class InferenceService:
         return metadata_message(self._repository.metadata(request.name, request.version or None))
 
     async def model_config(self, request: messages.ModelRequest) -> messages.ModelConfigResponse:
-        return config_message(self._repository.metadata(request.name, request.version or None))
+        config = self._repository.model_config(request.name, request.version or None)
+        return messages.ModelConfigResponse(config=messages.ModelConfig(**config))
+
+    async def model_statistics(self, request: messages.ModelRequest) -> messages.ModelStatisticsResponse:
+        found = self._repository.statistics(request.name, request.version or None)
+        return messages.ModelStatisticsResponse(model_stats=[messages.ModelStatistics(**one) for one in found])
 
     async def model_infer(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
         return response_message(await self._repository.infer(self._asked(request)))
@@ -163,6 +167,7 @@ class InferenceService:
             "ModelReady": (messages.ModelRequest, self.model_ready),
             "ModelMetadata": (messages.ModelRequest, self.model_metadata),
             "ModelConfig": (messages.ModelRequest, self.model_config),
+            "ModelStatistics": (messages.ModelRequest, self.model_statistics),
             "ModelInfer": (messages.ModelInferRequest, self.model_infer),
             "RepositoryIndex": (messages.RepositoryIndexRequest, self.repository_index),
             "RepositoryModelLoad": (messages.RepositoryModelRequest, self.load),

@@ -51,7 +51,10 @@ logger = logging.getLogger("dagexec.server")
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-EXTENSIONS = ("binary_tensor_data", "model_repository", "sequence", "sequence(string_id)", "generate")
+EXTENSIONS = (
+    *("binary_tensor_data", "generate", "model_configuration", "model_repository", "sequence", "sequence(string_id)"),
+    "statistics",
+)
 _RUN = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 _LENGTH_NAME = HEADER_LENGTH.lower().encode()
 _LARGE = 64 << 10  # bytes of JSON that a thread parses, so that others have their turn
@@ -241,8 +244,11 @@ def _starlette(repository: Repository, bodies: Bodies, metrics: Metrics) -> Star
         Route("/metrics", endpoints.metrics),
         Route("/v2/health/live", endpoints.live),
         Route("/v2/health/ready", endpoints.ready),
+        Route("/v2/models/stats", endpoints.statistics),
         *(Route(path, endpoints.model) for path in (model, of_version)),
         *(Route(f"{path}/ready", endpoints.model_ready) for path in (model, of_version)),
+        *(Route(f"{path}/config", endpoints.model_config) for path in (model, of_version)),
+        *(Route(f"{path}/stats", endpoints.statistics) for path in (model, of_version)),
         Route("/v2/repository/index", endpoints.index, methods=["POST"]),
         Route("/v2/repository/models/{name}/load", endpoints.load, methods=["POST"]),
         Route("/v2/repository/models/{name}/unload", endpoints.unload, methods=["POST"]),
@@ -306,6 +312,14 @@ class _Endpoints:
         """Whether a model serves."""
         ready = self._repository.is_model_ready(**request.path_params)
         return JSONResponse({"name": request.path_params["name"], "ready": ready}, 200 if ready else 503)
+
+    async def model_config(self, request: Request) -> Response:
+        """How a model is configured, in Triton's words."""
+        return JSONResponse(self._repository.model_config(**request.path_params))
+
+    async def statistics(self, request: Request) -> Response:
+        """What the requests of a model, or of all, waited and took."""
+        return JSONResponse({"model_stats": self._repository.statistics(**request.path_params)})
 
     async def index(self, request: Request) -> Response:
         """All models and their versions."""

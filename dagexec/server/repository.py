@@ -29,7 +29,9 @@ from dagexec.executor.compile_async import compile_async
 from dagexec.executor.requests.waiting import to_the_end
 from dagexec.executor.source.loading import PLAN_SUFFIX, ModelSource
 from dagexec.platform.processor import available_cores
+from dagexec.scheduler.observe.run_times import RunTimes
 from dagexec.server.config import ModelConfig, ServerConfig
+from dagexec.server.described import config_of, statistics_of
 from dagexec.server.inference import (
     GeneratedToken,
     InferenceRequest,
@@ -175,10 +177,8 @@ class Repository:
             outcome = _outcome(refused)
             raise refused from error
         finally:
-            loaded.leave()
             seconds = time.monotonic() - began
-            if outcome == "completed":
-                loaded.last_seconds = seconds
+            loaded.leave(outcome == "completed", seconds)
             if self._observer is not None:
                 self._observer.finished(loaded.config.name, loaded.version, outcome, seconds)
 
@@ -196,7 +196,10 @@ class Repository:
     def count_refused(self, model: str, version: str | None, error: RequestError) -> None:
         """A request was refused before `infer` was asked: it is counted with those of its model, if there is such."""
         loaded = self._state.known(model, version)
-        if loaded is not None and self._observer is not None:
+        if loaded is None:
+            return
+        loaded.count(False, 0.0)
+        if self._observer is not None:
             self._observer.finished(model, loaded.version, _outcome(error), 0.0)
 
     def metadata(self, name: str, version: str | None = None) -> ModelMetadata:
@@ -204,6 +207,15 @@ class Repository:
         loaded = self._state.find(name, version)
         versions = tuple(self._state.entry(name).versions)
         return ModelMetadata(name, versions, PLATFORM, loaded.inputs, loaded.outputs)
+
+    def model_config(self, name: str, version: str | None = None) -> dict[str, Any]:
+        """What Triton's clients are told of a model. Raises RequestError as `infer` does."""
+        return config_of(self._state.find(name, version))
+
+    def statistics(self, name: str | None = None, version: str | None = None) -> list[dict[str, Any]]:
+        """Those of one version, or of all that serve. Raises RequestError as `infer` does."""
+        asked = self.loaded() if not name else [self._state.find(name, version)]
+        return [statistics_of(loaded) for loaded in asked]
 
     def is_ready(self) -> bool:
         """True while all models serve, but for those that clients have unloaded."""
@@ -317,6 +329,8 @@ class Repository:
         version, source = _newest(config)
         if self.config.telemetry:
             config = replace(config, options=replace(config.options, telemetry=True))
+        if config.cluster is None and config.options.run_times is None:
+            config = replace(config, options=replace(config.options, run_times=RunTimes()))
         runner = await self._load_runner(config, source)
         try:
             return LoadedVersion(config, version, runner, self._clock)

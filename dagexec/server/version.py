@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -62,6 +63,8 @@ class LoadedVersion:
         sequences: those of its requests.
         generator: generates with it; None if its configuration does not say how.
         running: requests in service.
+        answered: how many requests ended in `success` or `fail`, and how many seconds they took together.
+        last_milliseconds: when the latest request came, in milliseconds since 1970; 0 before the first.
         last_seconds: what the latest request took that was answered. It waited for all that were before it, so one
             that is refused now finds room after about as long.
     """
@@ -91,6 +94,8 @@ class LoadedVersion:
             self.generator = Generator(config.generation, runner.inputs, opens)
             self.generator.check(runner.outputs)
         self.running = 0
+        self.answered = {"success": (0, 0.0), "fail": (0, 0.0)}
+        self.last_milliseconds = 0
         self.last_seconds = 0.0
         self._idle = anyio.Event()
         self._retired = False
@@ -99,11 +104,21 @@ class LoadedVersion:
         """A request begins."""
         self.running += 1
 
-    def leave(self) -> None:
-        """A request is over."""
+    def leave(self, completed: bool, seconds: float) -> None:
+        """A request is over, so long after it came."""
+        self.count(completed, seconds)
+        if completed:
+            self.last_seconds = seconds
         self.running -= 1
         if self._retired and not self.running:
             self._idle.set()
+
+    def count(self, completed: bool, seconds: float) -> None:
+        """A request is over, or was refused before it began."""
+        how = "success" if completed else "fail"
+        count, total = self.answered[how]
+        self.answered[how] = count + 1, total + seconds
+        self.last_milliseconds = round(1000 * (time.time() - seconds))
 
     async def retire(self, seconds: float) -> None:
         """Wait up to so many seconds for its requests, which get no more company, then close it.

@@ -127,7 +127,10 @@ def test_metadata(client: triton.InferenceServerClient) -> None:
     assert client.get_server_metadata() == {
         "name": "dagexec",
         "version": dagexec.__version__,
-        "extensions": ["binary_tensor_data", "model_repository", "sequence", "sequence(string_id)", "generate"],
+        "extensions": [
+            *("binary_tensor_data", "generate", "model_configuration", "model_repository", "sequence"),
+            *("sequence(string_id)", "statistics"),
+        ],
     }
     metadata = {
         "name": "doubled",

@@ -31,6 +31,7 @@ from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import ThreadWait, is_interruptible, threads
 from dagexec.scheduler.memory.arena_budget import ArenaAccount, ArenaBudget
+from dagexec.scheduler.observe.run_times import RunTimes
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
 from dagexec.scheduler.run.run import Run
@@ -52,6 +53,7 @@ class Dispatcher:
         telemetry: Telemetry | None,
         metrics: Metrics | None = None,
         share: Share | None = None,
+        run_times: RunTimes | None = None,
     ) -> None:
         """`name` is the model's, for messages; the workers of `pool` serve, and charge `share` if others use them."""
         self.name = name
@@ -62,6 +64,7 @@ class Dispatcher:
         self._arenas: ArenaBudget | None = None
         self._telemetry = telemetry
         self._metrics = metrics
+        self.run_times = run_times
         if metrics is not None:
             metrics.observe(self)
         self._now = threads().monotonic
@@ -137,6 +140,8 @@ class Dispatcher:
             if error is None and replica.io_binding is not None and is_whole:
                 replica.io_binding.took(now - request.begun)
             ended = self.state.end(request, result, error, now)
+        if self.run_times is not None and error is None and request.pinned is None:
+            self._add_times(request, ended, now)
         if self._telemetry is not None and isinstance(request, Batch):
             self._telemetry.end_batch(request, outcome_name(error), error)
         for member in ended:
@@ -225,6 +230,8 @@ class Dispatcher:
             self._metrics.record(error, request.begun - request.created, now - request.begun)
             if self.state.joins:
                 self._metrics.record_batch(request.rows)
+        if self.run_times is not None and error is None and not request.over:
+            self._add_times(request, (request,), now)
         with self._lock:
             may_keep = bool(self.state.queue.waiting) and not is_interruptible()
             return not self.state.leave_inline(request, outcome, now, bool(self._when_empty), may_keep)
@@ -398,6 +405,24 @@ class Dispatcher:
     def _record(self, request: Request, error: BaseException | None, now: float) -> None:
         if self._metrics is not None and request.pinned is None:
             self._metrics.record(error, request.begun - request.created, now - request.begun)
+
+    def note_fed(self, request: Request) -> None:
+        """Its replica is fed."""
+        if self.run_times is not None:
+            request.fed_at = self._now()
+
+    def note_ran(self, request: Request) -> None:
+        """The steps of its last run are over."""
+        if self.run_times is not None:
+            request.ran_at = self._now()
+
+    def _add_times(self, run: Request, ended: Iterable[Request], now: float) -> None:
+        """A run is over, and the requests that it was of."""
+        completed = [(one.rows, one.begun - one.created) for one in ended if one.error is None]
+        if completed:
+            assert self.run_times is not None
+            fed, ran = run.fed_at - run.begun, run.ran_at - run.fed_at
+            self.run_times.record(run.rows, completed, fed, ran, now - run.ran_at)
 
     def _end_span(self, request: Request, error: BaseException | None, waited: float) -> None:
         if self._telemetry is not None and request.pinned is None:

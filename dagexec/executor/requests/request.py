@@ -57,6 +57,7 @@ class Request:
             is late.
         created: when it came, on the dispatcher's clock.
         begun: when it got a replica, or ended without one.
+        fed_at: when that was fed, and `ran_at`, when its last step was over; where `RunTimes` are added up.
         queue: the queue it waits in, if any.
         replica: serves it; None before and afterwards.
         caller: the identifier of the thread that calls its steps, for an inline run; 0 for one on workers.
@@ -81,6 +82,8 @@ class Request:
     deadline: float = math.inf
     created: float = 0.0
     begun: float = -math.inf
+    fed_at: float = 0.0
+    ran_at: float = 0.0
     queue: Queue | None = None
     replica: Replica | None = None
     caller: int = 0

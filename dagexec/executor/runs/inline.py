@@ -127,11 +127,14 @@ class InlineRuns:
         assert replica is not None
         names, out = request.names, request.call.out
         binding = replica.io_binding
+        dispatcher = self._dispatcher
         while True:
             if arrays is None or binding is None or not binding.take_in(arrays, names, out):
                 self._pooled.feed(request)
                 binding, arrays = replica.io_binding, None
                 assert binding is not None
+            if dispatcher.run_times is not None and request.block == 0:
+                dispatcher.note_fed(request)
             if binding.is_shared:
                 self._pooled.run_with_help(request, replica)
             else:
@@ -148,12 +151,13 @@ class InlineRuns:
             if request.blocks is None or not request.end_block():
                 break
             request.block += 1
+        if dispatcher.run_times is not None:
+            dispatcher.note_ran(request)
         if request.deadline != math.inf and self._now() >= request.deadline:
             raise timed_out(self._dispatcher.name, request)
         outputs = binding.fetch(names, out) if request.blocks is None else request.fetch()
         if binding.copied != names:
             binding.unbind()
-        dispatcher = self._dispatcher
         if dispatcher.end_inline(request):
             self._pooled.hand_on(request)
         elif dispatcher.state.kept.by_thread:

@@ -121,7 +121,7 @@ class PooledRuns:
         error: BaseException | None = None
         request.fed = True
         try:
-            result = _computed(request)
+            result = self._computed(request)
         except ThreadsEndedError:
             raise
         except BaseException as caught:
@@ -130,6 +130,22 @@ class PooledRuns:
         self._end(request, result, error)
         if error is not None and not isinstance(error, Exception):
             raise error
+
+    def _computed(self, request: Request) -> Outputs:
+        """The results of `request`, computed in the calling thread."""
+        replica = request.replica
+        assert replica is not None
+        request.feed_replica()
+        self._dispatcher.note_fed(request)
+        binding = replica.io_binding
+        assert binding is not None
+        request.steps = binding.steps
+        if request.cancelled is None:
+            replica.arithmetic.run(run_inline, replica.net.name, binding.steps, binding.name_step)
+        if request.cancelled is not None:
+            raise request.cancelled
+        self._dispatcher.note_ran(request)
+        return request.fetch()
 
     def _wait_until(self, due: float) -> None:
         try:
@@ -259,6 +275,8 @@ class PooledRuns:
         if request.waits_on is not None or self._joins:
             self._drop_abandoned(request)
         self.feed(request)
+        if request.block == 0:
+            self._dispatcher.note_fed(request)
         if not request.run_net:
             replica.net.prepared()
             return False
@@ -332,6 +350,7 @@ class PooledRuns:
                 request.run = None
                 self._start(request)
                 return
+            self._dispatcher.note_ran(request)
             self._dispatcher.take(request)
             result = request.fetch()
         except ThreadsEndedError:
@@ -368,18 +387,3 @@ class PooledRuns:
             else:
                 self.serve(following)
             ended.following = None
-
-
-def _computed(request: Request) -> Outputs:
-    """The results of `request`, computed in the calling thread."""
-    replica = request.replica
-    assert replica is not None
-    request.feed_replica()
-    binding = replica.io_binding
-    assert binding is not None
-    request.steps = binding.steps
-    if request.cancelled is None:
-        replica.arithmetic.run(run_inline, replica.net.name, binding.steps, binding.name_step)
-    if request.cancelled is not None:
-        raise request.cancelled
-    return request.fetch()
