@@ -87,6 +87,8 @@ class CompileOptions(RunOptions):
             (docs/precision.md gives its cost).
         batch_invariant: on cpu, operators that compute each row of a batch by itself give it the same bytes in every
             batch, alone too (docs/precision.md). False allows kernels that do not, which may be faster.
+        passes: names of passes that installed packages have (docs/plugins.md), in the order in which they run: after
+            constants are folded, before operators are fused.
         without_passes: names of passes to skip; `dagexec inspect --passes` lists them.
         keep: blobs that `outputs=` of a run may name in addition to the model's outputs. Without `optimize`, all may.
         shapes: input shapes to optimize for, by name; by default the model's own, with 1 for an axis of any size.
@@ -140,6 +142,7 @@ class CompileOptions(RunOptions):
     layout: str | None = None
     nan: Nan = "kept"
     batch_invariant: bool = True
+    passes: Sequence[str] = ()
     without_passes: Collection[str] = ()
     keep: Collection[str] = ()
     shapes: Shapes | None = None
@@ -167,6 +170,7 @@ class CompileOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "passes", (self.passes,) if isinstance(self.passes, str) else tuple(self.passes))
         object.__setattr__(self, "without_passes", frozenset(self.without_passes))
         object.__setattr__(self, "keep", frozenset(self.keep))
         object.__setattr__(self, "calibration", _runs(self.calibration))

@@ -73,7 +73,9 @@ def made_anew() -> str:
     types = {name: sorted(map(number.__getitem__, found)) for name, found in sorted(of_types.items())}
     beside = {name: found - of_types[name] for name, found in sorted(of_gradients.items())}
     gradients = {name: sorted(map(number.__getitem__, found)) for name, found in beside.items() if found}
-    content = {"gradients": gradients, "modules": [module[start:] for module in modules], "onnx": onnx, "types": types}
+    completions = sorted({complete.__module__[start:] for complete in operator_index._completions})
+    names = [module[start:] for module in modules]
+    content = {"completions": completions, "gradients": gradients, "modules": names, "onnx": onnx, "types": types}
     return json.dumps(content, separators=(",", ":")).replace("],", "],\n") + "\n"
 
 

@@ -1,5 +1,5 @@
 """The command line: `dagexec run`, `build`, `train`, `compare`, `inspect`, `check`, `explore`, `export`, `lab`,
-`serve`, `stress`, `tune` and `operators`, with one module per command.
+`serve`, `stress`, `tune`, `operators` and `plugins`, with one module per command.
 
 Exit status: 0 if the answer is right, 1 if results differ or a check finds a defect, 2 for wrong input or usage, and
 for what cannot be written. A DagexecError is printed as one message, without a traceback. As in a shell, it is 128 and
@@ -26,6 +26,7 @@ from dagexec.cli.export import export_command
 from dagexec.cli.inspect import inspect_command
 from dagexec.cli.lab import lab
 from dagexec.cli.operators import operators_command
+from dagexec.cli.plugins import plugins_command
 from dagexec.cli.run import run_command
 from dagexec.cli.serve import serve_command
 from dagexec.cli.stress import stress_command
@@ -65,6 +66,7 @@ app.command("explore")(explore_command)
 app.command("export")(export_command)
 app.add_typer(lab, name="lab")
 app.command("operators")(operators_command)
+app.command("plugins")(plugins_command)
 app.command("serve")(serve_command)
 app.command("stress")(stress_command)
 app.command("train")(train_command)

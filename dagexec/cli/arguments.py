@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dagexec.cli.completion import complete_net_type, complete_policy
+from dagexec.cli.completion import complete_net_type, complete_pass, complete_policy
 from dagexec.core.choices import choices
 from dagexec.errors import ArgumentError, OutputError, SchemaError
 
@@ -59,6 +59,16 @@ PolicyOption = Annotated[
         "--policy",
         help="What decides which chain runs next, such as fifo, heft or work_stealing. Default: the critical path.",
         autocompletion=complete_policy,
+    ),
+]
+PassOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pass",
+        metavar="NAME",
+        help="Run a pass that an installed package has, too (see `dagexec plugins`). May be repeated.",
+        show_default=False,
+        autocompletion=complete_pass,
     ),
 ]
 NumWorkersOption = Annotated[int | None, typer.Option("--num-workers", min=1, help="Default: automatic.")]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import dagexec  # noqa: F401 - registers the operators
 from dagexec import zoo
+from dagexec.compiler.passes.own import PLUGINS as PASSES
 from dagexec.core.registry import registered_operators
 from dagexec.scheduling import policy_names
 from dagexec.zoo import tasks
@@ -34,6 +35,11 @@ def complete_operator(incomplete: str) -> list[str]:
 def complete_net_type(incomplete: str) -> list[str]:
     """Kinds of nets."""
     return _starting(incomplete, _NET_TYPES)
+
+
+def complete_pass(incomplete: str) -> list[str]:
+    """Passes of installed packages."""
+    return _starting(incomplete, PASSES.names())
 
 
 def complete_policy(incomplete: str) -> list[str]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagexec.analysis.plot import check_drawing, draw_graph
-from dagexec.cli.arguments import SetOption, parse_arguments
+from dagexec.cli.arguments import PassOption, SetOption, parse_arguments
 from dagexec.cli.compiled import (
     choices_in_words,
     compiled_rows,
@@ -51,6 +51,7 @@ def inspect_command(
     passes: Annotated[
         bool, typer.Option("--passes", help="Show what each pass of compilation changes; see docs/passes.md.")
     ] = False,
+    own_passes: PassOption = None,
     without_pass: Annotated[
         list[str] | None,
         typer.Option("--without-pass", metavar="NAME", help="Skip a pass. May be repeated."),
@@ -83,8 +84,8 @@ def inspect_command(
     if report is not None:
         write_report(Report(loaded.name, _in_words(loaded, graph, plan, types), [GraphSection(plan, types)]), report)
     rows = memory_rows(loaded, shapes) if memory else []
-    wants_passes = passes or without_pass
-    outcomes = pass_outcomes(loaded, shapes, without_pass or ()) if wants_passes else []
+    wants_passes = passes or own_passes or without_pass
+    outcomes = pass_outcomes(loaded, shapes, own_passes or (), without_pass or ()) if wants_passes else []
     result = compiled_without_measuring(loaded, shapes, device) if compiled else None
     if as_json:
         found = _as_dict(loaded, graph, plan, types)

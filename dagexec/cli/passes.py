@@ -15,12 +15,16 @@ from dagexec.options import CompileOptions
 _MAX_CHANGES = 4  # of one pass in the table; --json has all
 
 
-def pass_outcomes(model: Model, shapes: Mapping[str, Sequence[int]], without: Collection[str]) -> Sequence[PassOutcome]:
+def pass_outcomes(
+    model: Model, shapes: Mapping[str, Sequence[int]], own: Sequence[str], without: Collection[str]
+) -> Sequence[PassOutcome]:
     """What each pass does when the model is compiled without measuring; passes named in `without` are skipped.
+
+    `own` are names of passes of installed packages that run, too.
 
     Raises ArgumentError, with the list of passes, for an unknown name, and what compiling raises.
     """
-    options = CompileOptions(tuning_seconds=0, shapes=shapes, without_passes=without)
+    options = CompileOptions(tuning_seconds=0, shapes=shapes, passes=own, without_passes=without)
     report = compile_model(model, options).report
     return () if report is None else report.passes
 

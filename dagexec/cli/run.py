@@ -28,6 +28,7 @@ from dagexec.cli.arguments import (
     NetTypeOption,
     NumWorkersOption,
     OptimizeOption,
+    PassOption,
     PolicyOption,
     SetOption,
     TuningSecondsOption,
@@ -68,6 +69,7 @@ def run_command(
     intra_op_threads: IntraOpThreadsOption = None,
     policy: PolicyOption = None,
     optimize: OptimizeOption = True,
+    own_passes: PassOption = None,
     tuning_seconds: TuningSecondsOption = None,
     islands: IslandsOption = "none",
     device: Annotated[
@@ -99,7 +101,7 @@ def run_command(
         unfit = {
             "--net-type": net_type, "--num-workers": num_workers, "--intra-op-threads": intra_op_threads,
             "--policy": policy, "--device": device, "--shape": shape, "--set": settings, "--choices": choices,
-            "--trace": trace, "--report": report, "--tuning-seconds": tuning_seconds,
+            "--pass": own_passes, "--trace": trace, "--report": report, "--tuning-seconds": tuning_seconds,
         }  # fmt: skip
         if given := [name for name, value in unfit.items() if value is not None]:
             raise SettingError(
@@ -121,6 +123,7 @@ def run_command(
                 compile(
                     model if is_plan(model) else loaded,
                     optimize=optimize,
+                    passes=own_passes or (),
                     tuning_seconds=tuning_seconds,
                     islands=islands,
                     net_type=net_type,

@@ -26,6 +26,7 @@ from dagexec.compiler.passes.cudnn_engine import CUDNN_ENGINE, CUDNN_STATES
 from dagexec.compiler.passes.engine import ENGINE
 from dagexec.compiler.passes.layout import LAYOUT, layout_pass, layouts
 from dagexec.compiler.passes.low_precision import PRECISION_PASSES, with_integers, with_precision
+from dagexec.compiler.passes.own import own_passes, with_own
 from dagexec.compiler.passes.owned_parameters import OwnedParameters
 from dagexec.compiler.passes.padded_rows import PASS as PADDED_ROWS
 from dagexec.compiler.passes.rewriting import Pass, PassReport, check_pass_names, run_passes
@@ -71,7 +72,7 @@ def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bo
     """
     model = model.as_records()
     of_options = (CUDNN_ENGINE, CUDNN_STATES, ANY_NAN, BATCH_VARIANCE)
-    check_pass_names(options.without_passes, (*PASSES, *of_options, *PRECISION_PASSES))
+    check_pass_names(options.without_passes, (*PASSES, *own_passes(options.passes), *of_options, *PRECISION_PASSES))
     if not options.optimize:
         return _as_given(model if options.batch_invariant else BATCH_VARIANCE.apply(model).model, options)
     if options.default_device != CPU:
@@ -117,7 +118,8 @@ def _for_device(model: Model, options: CompileOptions) -> Compiled:
     states = (CUDNN_STATES,) if options.library_states else ()
     any_nan = (ANY_NAN,) if options.nan == "any" else ()
     of_device = (CUDNN_ENGINE, *states, *any_nan, layout_pass(layout)) if options.default_device.kind == "cuda" else ()
-    passes = with_precision((*SIMPLIFYING, *of_device, *FINISHING), options.dtype, options.calibration_runs)
+    passes = with_own((*SIMPLIFYING, *of_device, *FINISHING), own_passes(options.passes))
+    passes = with_precision(passes, options.dtype, options.calibration_runs)
     passed = _by_stage(_with_kept(initialized(model), options), options, lambda part: _run(part, passes, options))
     seconds = {"passes": time.perf_counter() - start}
     report = CompilationReport(passed.outcomes, layout, None, "estimated", seconds)
@@ -185,7 +187,8 @@ class _Compilation:
 
     def rewritten(self) -> tuple[str, PassReport]:
         """The layout of images, and the model in it."""
-        passes = with_precision(PASSES, self._options.dtype, self._options.calibration_runs)
+        passes = with_own(PASSES, own_passes(self._options.passes))
+        passes = with_precision(passes, self._options.dtype, self._options.calibration_runs)
         place = passes.index(LAYOUT)
         before, after = passes[:place], passes[place + 1 :]
         if self._options.nan == "any":
@@ -348,6 +351,8 @@ class _Compilation:
         sizes = sorted((name, array.shape, str(array.dtype)) for name, array in (self._inputs or {}).items())
         digest = hashlib.sha256(fingerprint(model.program))
         digest.update(repr((shapes, sizes, asked, sorted(self._options.without_passes))).encode())
+        if self._options.passes:
+            digest.update(repr(self._options.passes).encode())
         kernels = "none" if found is None else found.described()
         cores = processor.available_cores()
         net = f"{model.name} {digest.hexdigest()[:32]}"

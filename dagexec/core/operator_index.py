@@ -2,7 +2,8 @@
 
 `dagexec.ops` has several hundred modules, and a net uses a few of them. A file in that package says which, written by
 `python -m tests.operator_index`. For a type that it does not know all modules are imported; so a new operator is
-found before anybody has written the file again.
+found before anybody has written the file again. Types of other packages are registered by their plugins, which are
+asked before that (`platform.plugins`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import importlib
 import json
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagexec.errors import SchemaError, UnsupportedOperatorError
 from dagexec.platform.lazy import LazyModule
+from dagexec.platform.plugins import Plugin, PluginGroup, under_import
 
 if not TYPE_CHECKING:
     pkgutil = LazyModule("pkgutil")
@@ -28,7 +32,11 @@ PACKAGE = "dagexec.ops"
 
 _NOT_FOR_THE_HOST = (f"{PACKAGE}.engines.cuda", f"{PACKAGE}.engines.onednn.declared")
 
+PLUGINS = PluginGroup("operators", lambda _, registered: registered, shared_names=True)
+"""Modules of other packages, or objects in them: importing one registers operators."""
+
 _loaded: set[str] = set()  # types whose modules have all been imported
+_elsewhere: dict[str, Plugin | None] = {}  # types of other packages, with the plugins whose modules registered them
 _differentiable: set[str] = set()  # those that the modules of the gradient have been imported of as well
 _everything = threading.Event()
 _completions: list[Callable[[str], object]] = []
@@ -45,12 +53,19 @@ _importing = _Importing()
 
 
 def load_operator(operator_type: str) -> None:
-    """Import what `operator_type` needs, unless it has been; all modules, if it is not in the file."""
+    """Import what `operator_type` needs, unless it has been; plugins, then all modules, if it is not in the file."""
     if operator_type in _loaded or _importing.depth:
         return
     modules = _index()["types"].get(operator_type)
     if modules is None:
-        load_all()
+        if not _is_made(operator_type):
+            load_plugins(operator_type)
+        if not _is_made(operator_type):
+            load_plugins()
+        if operator_type in _elsewhere:
+            _complete_elsewhere(operator_type)
+        else:
+            load_all()
     else:
         names = _index()["modules"]
         _import(f"{PACKAGE}.{names[module]}" for module in modules)
@@ -67,26 +82,56 @@ def load_gradient(operator_type: str) -> None:
 
 
 def load_all() -> None:
-    """Import all modules of operators."""
-    if not (_everything.is_set() or _importing.depth):
+    """Import all modules of operators, and the plugins."""
+    if _importing.depth:
+        return
+    if not _everything.is_set():
         import_modules(PACKAGE)
         _complete(_index()["types"])
         _everything.set()
+    load_plugins()
 
 
-def load_onnx(domain: str, name: str) -> None:
-    """Import what is needed for the type that is an ONNX operator."""
+def load_plugins(name: str | None = None) -> None:
+    """Import the plugins, or those of that name."""
+    PLUGINS.load((lambda plugin: plugin.name == name) if name else lambda _: True)
+
+
+def _is_made(operator_type: str) -> bool:
+    """True when another package has registered the type, in a module of which nothing is left to be imported."""
+    plugin = _elsewhere.get(operator_type)
+    return operator_type in _elsewhere and (plugin is None or PLUGINS.has_tried(plugin))
+
+
+def _complete_elsewhere(operator_type: str) -> None:
+    """Let another package's type have the engines that follow from its schema."""
+    if _is_made(operator_type):
+        _import(f"{PACKAGE}.{module}" for module in _index()["completions"])
+        with suppress(UnsupportedOperatorError, SchemaError):  # without a class for the host, or with that engine
+            _complete([operator_type])
+        _loaded.add(operator_type)
+
+
+def load_onnx(domain: str, name: str) -> bool:
+    """Import what is needed for the type that is an ONNX operator; False if the file has none."""
     found = _index()["onnx"].get(domain, {}).get(name)
-    if found is None:
-        load_all()
-    else:
+    if found is not None:
         load_operator(found)
+    return found is not None
+
+
+def load_own(operator_type: str) -> None:
+    """Import what a type needs that the file has; it is no other package's."""
+    if operator_type in _index()["types"]:
+        load_operator(operator_type)
 
 
 def made_elsewhere(operator_type: str) -> None:
-    """A type is registered that another package's module declares: nothing has to be imported for it."""
+    """A type is registered that another package's module declares."""
     if operator_type not in _index()["types"]:
-        _loaded.add(operator_type)
+        plugin = under_import()
+        _elsewhere[operator_type] = plugin if plugin and plugin.group == PLUGINS.name else None
+        _loaded.discard(operator_type)
 
 
 def known_types() -> Iterable[str]:
@@ -146,7 +191,8 @@ def index_file() -> Path:
 def _index() -> dict[str, Any]:
     """`modules` are names, `types` the numbers of those that each type needs, `onnx` types by domain and operator.
 
-    `gradients` are the numbers of those that a gradient needs beside them.
+    `gradients` are the numbers of those that a gradient needs beside them, `completions` the names of those that
+    register what follows from schemas.
     """
     found: dict[str, Any] = json.loads(index_file().read_text())
     return found

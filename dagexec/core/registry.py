@@ -18,7 +18,16 @@ from dagexec.core.io_access import check_allowed
 from dagexec.core.node import Node, node_of, operator_label
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.operator import Operator
-from dagexec.core.operator_index import PACKAGE, known_types, load_all, load_onnx, load_operator, made_elsewhere
+from dagexec.core.operator_index import (
+    PACKAGE,
+    known_types,
+    load_all,
+    load_onnx,
+    load_operator,
+    load_own,
+    load_plugins,
+    made_elsewhere,
+)
 from dagexec.core.program import Program, program_of
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.core.schema import OpSchema
@@ -46,17 +55,21 @@ _implemented: set[tuple[str, str]] = set()  # device kinds and types
 _Candidates = tuple[tuple[str, type[Operator]], ...]
 _candidates: dict[tuple[str, str, str], _Candidates] = {}
 """By device kind, type and the engines that a def names, what is tried for it; where one is missing, nothing."""
+_OF_CLASSES_MADE = ("abc", "functools")
+"""Modules of classes that `type` has made, as Python says."""
 _modules: dict[str, str] = {}  # device kinds to the modules that register their operators
 
 
 def register_schema(schema: OpSchema) -> OpSchema:
-    """Make `schema` known under its type. Raises SchemaError when the type already has another schema."""
+    """Make `schema` known under its type. Raises SchemaError when it, or its ONNX operator, has another schema."""
+    for name in schema.onnx:
+        known, _ = _onnx.get((name.domain, name.type), (schema, name))
+        if known is not schema:
+            raise SchemaError(f"ONNX operator {name.type} is {known.type!r} already, and {schema.type!r}")
     if _schemas.setdefault(schema.type, schema) is not schema:
         raise SchemaError(f"operator type {schema.type!r} already has a schema")
     for name in schema.onnx:
-        known, _ = _onnx.setdefault((name.domain, name.type), (schema, name))
-        if known is not schema:
-            raise SchemaError(f"ONNX operator {name.type} is {known.type!r} already, and {schema.type!r}")
+        _onnx[name.domain, name.type] = schema, name
     _argument_names.update(schema.args, schema.unread_args)
     return schema
 
@@ -68,7 +81,13 @@ def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Call
     """
 
     def register(cls: OperatorClass) -> OperatorClass:
-        if schema.type not in _schemas or _schemas[schema.type] is not schema:
+        elsewhere = not cls.__module__.startswith(PACKAGE) and cls.__module__ not in _OF_CLASSES_MADE
+        if elsewhere:  # whose types must not be those of modules that are still to be imported
+            load_own(schema.type)
+            for name in schema.onnx:
+                load_onnx(name.domain, name.type)
+        new = schema.type not in _schemas or _schemas[schema.type] is not schema
+        if new:
             register_schema(schema)
         key = (device, schema.type, _engine_key(engine))
         if key in _operators:
@@ -77,7 +96,7 @@ def operator(schema: OpSchema, *, device: str = "cpu", engine: str = "") -> Call
         _operators[key] = cls
         _implemented.add((device, schema.type))
         _candidates.clear()
-        if not cls.__module__.startswith(PACKAGE):
+        if new and elsewhere:
             made_elsewhere(schema.type)
         return cls
 
@@ -127,9 +146,16 @@ def schema_of(operator_type: str) -> OpSchema:
 
 def onnx_operator(domain: str, name: str) -> tuple[OpSchema, OnnxName] | None:
     """The schema that declares that it is an ONNX operator, and how; None where there is none."""
+    load_onnx_operator(domain, name)
     if (domain, name) not in _onnx:
-        load_onnx(domain, name)
+        load_all()
     return _onnx.get((domain, name))
+
+
+def load_onnx_operator(domain: str, name: str) -> None:
+    """Import what declares an ONNX operator: a module of this package, or else plugins, which may convert it, too."""
+    if (domain, name) not in _onnx and not load_onnx(domain, name):
+        load_plugins()
 
 
 def onnx_operators() -> Mapping[tuple[str, str], tuple[OpSchema, OnnxName]]:

@@ -15,11 +15,12 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.core.device import Device, name_kind
+from dagexec.core.device import Device, has_kind, name_kind, use_plugins
 from dagexec.core.dtypes import TypeMeta
 from dagexec.core.stream import Capture, Event, Priority, Stream
 from dagexec.errors import DeviceError, ShapeError
 from dagexec.platform.forking import ProcessLock, reset_after_fork
+from dagexec.platform.plugins import PluginGroup
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
 
@@ -204,14 +205,27 @@ _kinds: dict[str, DeviceKind] = {}
 
 def register_kind(kind: DeviceKind) -> None:
     """Let devices of this kind be named, and used: all that dagexec needs to know of one."""
-    name_kind(kind.name, kind.number)
     _kinds[kind.name] = kind
+    name_kind(kind.name, kind.number)  # which lets other threads use it
+
+
+def _kind_of_plugin(name: str, kind: object) -> DeviceKind:
+    if not isinstance(kind, DeviceKind) or kind.name != name:
+        raise DeviceError(f"expected a dagexec.devices.DeviceKind called {name!r}, found {kind!r:.200}")
+    for other in _kinds.values():
+        if other is not kind and (other.name == name or other.number == kind.number):
+            raise DeviceError(f"the kind of devices {other.name!r}, number {other.number}, is there already")
+    register_kind(kind)
+    return kind
+
+
+PLUGINS = PluginGroup("devices", _kind_of_plugin)
+use_plugins(PLUGINS)
 
 
 def kind_of(device: Device) -> DeviceKind:
     """The kind of a device. Raises DeviceError when there is none of that name."""
-    kind = _kinds.get(device.kind)
-    if kind is None:
+    if not has_kind(device.kind) or (kind := _kinds.get(device.kind)) is None:
         raise DeviceError(f"device {device} is not available here; available kinds: {', '.join(_kinds)}")
     return kind
 

@@ -55,7 +55,6 @@ from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
-from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.workers.place import Place, beside
 
 if not TYPE_CHECKING:
@@ -173,8 +172,8 @@ class Executor(ModelRunner):
         self.graph = self._replicas.graph
         self._inline: InlineRuns | None = None
         few = options.first_replicas <= self.num_workers
-        plain = self._telemetry is None and line_observer() is None
-        if plain and few and self.net().on_host:
+        net = self.net()
+        if self._telemetry is None and few and net.on_host and not net.is_watched:
             self._inline = InlineRuns(self._dispatcher, self._pooled, self._batching)
         self._turns: Turns | None = None
         if self._inline is not None and options.max_queued is None and options.max_batch == 1:

@@ -75,6 +75,7 @@ _DECIDED: Mapping[str, Read] = {
     "layout": _or_none(text),
     "nan": text,
     "batch_invariant": flag,
+    "passes": _texts,
     "without_passes": _texts,
     "keep": _texts,
     "shapes": _or_none(_map_of(_counts)),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import SettingError
-from dagexec.platform.lazy import LazyModule
+from dagexec.platform.plugins import PluginGroup, taken
 from dagexec.scheduling.critical_path import CriticalPath
 from dagexec.scheduling.fifo import Fifo
 from dagexec.scheduling.heft import Heft
@@ -18,21 +16,25 @@ from dagexec.scheduling.policy import Policy
 from dagexec.scheduling.random_order import RandomOrder
 from dagexec.scheduling.work_stealing import WorkStealing
 
-if not TYPE_CHECKING:
-    metadata = LazyModule("importlib.metadata")
-else:
-    from importlib import metadata
-
-GROUP = "dagexec.policies"
-
 _BUNDLED: dict[str, type[Policy]] = {
     found.name: found for found in (CriticalPath, Fifo, Lifo, Heft, Peft, MinMin, WorkStealing, RandomOrder, Ios)
 }
 
 
+def _policy_of_plugin(name: str, found: object) -> object:
+    if name in _BUNDLED:
+        raise taken(name, "a policy")
+    if not isinstance(found, Policy) and not (isinstance(found, type) and issubclass(found, Policy)):
+        raise SettingError(f"expected a dagexec.scheduling.Policy or its class, found {found!r:.200}")
+    return found
+
+
+PLUGINS = PluginGroup("policies", _policy_of_plugin)
+
+
 def policy_names() -> tuple[str, ...]:
     """The names that `find_policy` knows."""
-    return tuple(dict.fromkeys((*_BUNDLED, *metadata.entry_points(group=GROUP).names)))
+    return tuple(dict.fromkeys((*_BUNDLED, *PLUGINS.names())))
 
 
 def find_policy(given: object) -> Policy:
@@ -53,11 +55,9 @@ def find_policy(given: object) -> Policy:
 
 
 def _installed(name: str) -> object:
-    for entry_point in metadata.entry_points(group=GROUP, name=name):
-        try:
-            return entry_point.load()
-        except Exception as error:
-            what = f"policy {name!r} cannot be loaded from {entry_point.value}: {type(error).__name__}: {error}"
-            raise SettingError(what) from error
-    known = policy_names()
-    raise SettingError(f"policy {name!r} is unknown; expected one of {', '.join(known)}{did_you_mean(name, known)}")
+    found = PLUGINS.find(name)
+    if found is None:
+        known = policy_names()
+        hint = PLUGINS.problem(name) or did_you_mean(name, known)
+        raise SettingError(f"policy {name!r} is unknown; expected one of {', '.join(known)}{hint}")
+    return found

@@ -67,7 +67,7 @@ class CapturedNet(AsyncDAGNet):
     def new_run(self, finished: Callable[[], object], trace: Observer | None = None) -> Run:
         """A run that replays; an ordinary one for an observer, and for shapes that come for the first time."""
         preparation = self.prepared()
-        if trace is not None or self._lines is not None or preparation not in self._ran:
+        if trace is not None or self._environment is not None or preparation not in self._ran:
 
             def ended() -> None:
                 if run.error is None:

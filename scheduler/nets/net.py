@@ -39,8 +39,8 @@ from dagexec.platform.threads import acquire, threads
 from dagexec.platform.weight_memory import weight_memory
 from dagexec.scheduler.memory import ArenaMemory
 from dagexec.scheduler.nets.options import DEFAULT_RUN_OPTIONS, RunOptions
+from dagexec.scheduler.observe.installed import environment_observer
 from dagexec.scheduler.observe.observers import Observer, together
-from dagexec.scheduler.observe.trace_lines import line_observer
 from dagexec.scheduler.plan.copies import insert_copies
 from dagexec.scheduler.plan.culprit import Failed, label_of
 from dagexec.scheduler.plan.dynamic import dependence
@@ -164,7 +164,7 @@ class BaseNet(ABC, Closing):
         self.streams = NetStreams(
             definition.name, options.streams_per_worker, Priority[options.stream_priority.upper()]
         )
-        self._lines = line_observer()
+        self._environment = environment_observer()
         reset_after_fork(self, BaseNet._forked)
         self._finalizer = weakref.finalize(self, OneBlasThread().release)
         self._finalizer.atexit = False  # with more threads, a product under way would keep OpenBLAS from ending
@@ -207,6 +207,11 @@ class BaseNet(ABC, Closing):
     def _ordered(self, plan: Plan) -> Plan:
         """The plan that runs follow."""
         return plan
+
+    @property
+    def is_watched(self) -> bool:
+        """True if the environment asks that every run is told of."""
+        return self._environment is not None
 
     def shares_work(self, preparation: Preparation) -> bool:
         """True when there may be work for several threads in a run of these steps."""
@@ -290,10 +295,10 @@ class BaseNet(ABC, Closing):
             hold_daemon()
 
     def _observed(self, observer: Observer | None, plan: Plan | None = None) -> ObservedRun | None:
-        """A run that starts now, for `observer` and, with DAGEXEC_TRACE, the printed lines; None without either."""
-        if observer is None and self._lines is None:
+        """A run that starts now, for `observer` and what the environment asks for; None without either."""
+        if observer is None and self._environment is None:
             return None
-        everybody = together(observer, self._lines)
+        everybody = together(observer, self._environment)
         assert everybody is not None
         current = self._current
         return observed_run.ObservedRun(

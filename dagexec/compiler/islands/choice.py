@@ -23,6 +23,7 @@ from dagexec.compiler.islands.guarantees import Guarantees, promises
 from dagexec.compiler.islands.plans import Plan, PlanPart, plan_from_text, plan_text, whole_plan, with_plan
 from dagexec.compiler.islands.regions import IslandSource, falling_back, island_source
 from dagexec.compiler.passes.catalog import BEFORE_ISLANDS
+from dagexec.compiler.passes.own import own_passes
 from dagexec.compiler.passes.rewriting import run_passes
 from dagexec.compiler.tuning.bench import Bench, random_inputs
 from dagexec.compiler.tuning.runner import Trial
@@ -63,7 +64,8 @@ class IslandsChoice:
         self._key = key
         self._said: list[str] = []
         self._versions = self._runtimes()
-        passes = [one for one in BEFORE_ISLANDS if one.name not in options.without_passes]
+        first = (*BEFORE_ISLANDS, *own_passes(options.passes))
+        passes = [one for one in first if one.name not in options.without_passes]
         source = run_passes(kept, passes).model if self._versions else kept
         inputs = random_inputs(source, options.shapes or {}) if self._versions else None
         shapes = {name: one.shape for name, one in (inputs or {}).items()}

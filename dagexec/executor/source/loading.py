@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard, Union
+from typing import TYPE_CHECKING, TypeGuard, Union, cast
 
 from dagexec.core.io_access import IO
 from dagexec.core.model import MakesModel, Model
 from dagexec.core.proto import NetDef
-from dagexec.errors import FeedError, ModelFormatError
+from dagexec.errors import DagexecError, FeedError, ModelFormatError, SettingError
 from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
+from dagexec.platform.plugins import PluginGroup, taken
 from dagexec.storage.net_file import TEXT_SUFFIXES, load_net, parse_message
 
 if not TYPE_CHECKING:
@@ -35,6 +36,21 @@ ModelSource = Union[str, os.PathLike[str], bytes, "onnx.ModelProto", NetDef, tup
 
 ZOO_PREFIX = "zoo:"
 PLAN_SUFFIX = ".dagexec"
+_SUFFIXES = (".onnx", ".pb", *TEXT_SUFFIXES, PLAN_SUFFIX, ".toml")
+
+Frontend = Callable[[Path], Model]
+
+
+def _frontend_of_plugin(name: str, found: object) -> Frontend:
+    if f".{name}" in (*_SUFFIXES, *predictor.PREDICTOR_SUFFIXES):
+        raise taken(name, "a kind of files")
+    if not callable(found):
+        raise SettingError(f"expected a function of a path that returns a dagexec.Model, found {found!r:.200}")
+    return cast(Frontend, found)
+
+
+PLUGINS = PluginGroup("frontends", _frontend_of_plugin)
+"""Functions that read models, by the suffix of files without its dot."""
 
 
 def is_plan(source: ModelSource) -> TypeGuard[str | os.PathLike[str]]:
@@ -57,7 +73,8 @@ def load_model(
             single NetDef (.pb, .pbtxt) that needs no init net; that of a minidb of Caffe2's predictor exporter (.mdl,
             .minidb); that of a plan (.dagexec), for the model that it was made of; "zoo:NAME"; an onnx.ModelProto, or
             the bytes of an .onnx file, with all its data inside; a NetDef; an (init net, predict net) pair; a Model,
-            which is returned as it is; or a `dagexec.Pipeline`.
+            which is returned as it is; a `dagexec.Pipeline`; or the path of a file that an installed package has a
+            frontend for (docs/plugins.md).
         allow_io: its operators may read and write files and talk to other processes. Otherwise they may only read
             databases in the folder of the model's own files.
         foreign: nodes of an ONNX model that dagexec has no operators for are computed by onnxruntime, where it is
@@ -143,4 +160,20 @@ def _load_path(source: str | os.PathLike[str], foreign: bool) -> Model:
         return predictor.load_predictor(path)
     if path.suffix == ".toml":
         raise ModelFormatError(f"{path}: no model; dagexec.load_pipeline reads descriptions of pipelines")
-    raise ModelFormatError(f"{path}: unknown kind of file; expected {_EXPECTED}")
+    return _load_by_plugin(path)
+
+
+def _load_by_plugin(path: Path) -> Model:
+    name = path.suffix.removeprefix(".")
+    read = PLUGINS.find(name)
+    if read is None:
+        raise ModelFormatError(f"{path}: unknown kind of file; expected {_EXPECTED}{PLUGINS.problem(name)}")
+    try:
+        model = read(path)
+    except (DagexecError, MemoryError):
+        raise
+    except Exception as error:  # whatever another package raises
+        raise ModelFormatError(f"{path}: {type(error).__name__}: {error}") from error
+    if not isinstance(model, Model):
+        raise ModelFormatError(f"{path}: the frontend for .{name} returned a {type(model).__name__} and no Model")
+    return model

@@ -22,7 +22,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.node import Node, new_node
 from dagexec.core.onnx_name import OnnxName
 from dagexec.core.program import Program
-from dagexec.core.registry import onnx_operator
+from dagexec.core.registry import load_onnx_operator, onnx_operator
 from dagexec.core.schema import OpSchema
 from dagexec.errors import ArgumentError, ModelFormatError
 from dagexec.frontend.onnx.initializers import tensor_argument
@@ -540,6 +540,8 @@ def _check_arity(node: OnnxNode, names: Sequence[str], outputs: int) -> None:
 
 def converter_of(op_type: str, domain: str = "") -> tuple[Converter, int] | None:
     """The converter of an ONNX operator type, and the newest version it reads; None when there is none."""
+    if (domain, op_type) not in _converters:
+        load_onnx_operator(domain, op_type)
     if (domain, op_type) in _converters:
         return _converters[domain, op_type]
     declared = onnx_operator(domain, op_type)
