@@ -86,6 +86,6 @@ def test_a_plan_is_drawn_step_by_step() -> None:
         ("outer", "inner"), ("outer", "until"), ("last", "drawn_two"), ("outer", "last"),
     }  # fmt: skip
     assert {label for arrow in found for label in arrow} == {
-        "outer\\nat once", "inner\\nnum_iter: 3", "until\\nuntil stop\\nreports every 5 s", "one\\n1 operators",
-        "last\\nunless no\\nin a workspace of its own", "two\\n1 operators", "report\\n1 operators",
+        "outer\\nat once", "inner\\nnum_iter: 3", "until\\nuntil stop\\nreports every 5 s", "drawn_one\\n1 operators",
+        "last\\nunless no\\nin a workspace of its own", "drawn_two\\n1 operators", "report\\n1 operators",
     }  # fmt: skip
