@@ -7,8 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,38 +126,33 @@ def double(node):
         np.testing.assert_array_equal(executor.run({"x": X})["y"], X + X)
 
 
-def test_a_thread_that_asks_while_another_imports_gets_the_whole_operator(install: Install) -> None:
+def test_a_thread_that_asks_while_another_imports_gets_the_whole_operator(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late = """
-try:
-    import rest_of_the_plugin
-except ImportError:
-    from dagexec.operators import operator, operator_class, schema_of
-    operator(schema_of("OwnFifth"), engine="LATE")(operator_class("OwnFifth"))
+from own_pause import pause
+from dagexec.operators import operator, operator_class, schema_of
+
+pause()
+operator(schema_of("OwnFifth"), engine="LATE")(operator_class("OwnFifth"))
 """
     install({"own_fifth": OPERATOR.format(name="OwnFifth") + late}, {"operators": {"OwnFifth": "own_fifth"}})
     is_half_imported, go_on = threading.Event(), threading.Event()
 
-    class Pause(MetaPathFinder):
-        """Lets the plugin's module wait when it has registered the type, and not yet all that is of it."""
+    def pause() -> None:
+        """The plugin's module waits when it has registered the type, and not yet all that is of it."""
+        is_half_imported.set()
+        assert go_on.wait(PATIENCE)
 
-        def find_spec(self, name: str, *_: object) -> None:
-            if name == "rest_of_the_plugin":
-                is_half_imported.set()
-                assert go_on.wait(PATIENCE)
-
+    monkeypatch.setitem(sys.modules, "own_pause", SimpleNamespace(pause=pause))
     engines = registry.registered_engines("Celu")  # imports what any operator of its kind needs
-    finder = Pause()
-    sys.meta_path.insert(0, finder)
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            first = pool.submit(registry.registered_engines, "OwnFifth")
-            assert is_half_imported.wait(PATIENCE)
-            second = pool.submit(registry.registered_engines, "OwnFifth")
-            wait([second], timeout=0.1)  # which it should not be done in
-            go_on.set()
-            found = [one.result(PATIENCE) for one in (first, second)]
-    finally:
-        sys.meta_path.remove(finder)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(registry.registered_engines, "OwnFifth")
+        assert is_half_imported.wait(PATIENCE)
+        second = pool.submit(registry.registered_engines, "OwnFifth")
+        wait([second], timeout=0.1)  # which it should not be done in
+        go_on.set()
+        found = [one.result(PATIENCE) for one in (first, second)]
     assert found == [sorted([*engines, "LATE"])] * 2
 
 
