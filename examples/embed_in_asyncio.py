@@ -22,7 +22,7 @@ async def main(source: str = "zoo:lenet") -> None:
     async with dagexec.compile_async(source, net_type="async_dag", replicas=2, metrics=meter) as executor:
         requests = [random_feeds(executor.model, seed=seed) for seed in range(16)]
         results = await asyncio.gather(*(executor.run_async(feeds, timeout=30) for feeds in requests))
-        print(f"{len(results)} results; {executor.statistics()}")
+        print(f"{len(results)} results\n{executor.statistics()}")
         try:
             await executor.run_async(requests[0], timeout=0)
         except RunTimeoutError as error:

@@ -24,6 +24,7 @@ from dagexec.platform.host_memory import check_fits
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, npt.ArrayLike]
 
+_MOST_HINTS = 3  # in one message
 _MAX_WORK = 100_000  # of `numpy.shares_memory` on two strided arrays; beyond it they count as sharing
 
 
@@ -66,7 +67,7 @@ def check_feeds(model: Model, feeds: Feeds, needed: Set[str]) -> dict[str, Array
     missing = sorted(needed - set(feeds))
     if unknown or missing:
         problem = f"unknown input(s) {unknown}" if unknown else f"missing input(s) {missing}"
-        hint = did_you_mean(unknown[0], model.inputs) if unknown else ""
+        hint = "".join(dict.fromkeys(did_you_mean(name, model.inputs) for name in unknown[:_MOST_HINTS]))
         raise FeedError(f"{prefix}: {problem}; expected {sorted(model.inputs)}, found {sorted(feeds, key=repr)}{hint}")
     return {name: _check_feed(prefix, name, model.inputs[name], value) for name, value in feeds.items()}
 

@@ -18,6 +18,7 @@ from threadpoolctl import ThreadpoolController
 import dagexec
 from dagexec import NetDef
 from dagexec.core import dtypes
+from dagexec.core.feeds import check_feeds
 from dagexec.core.model import InputInfo, Model
 from dagexec.core.operator import Operator
 from dagexec.errors import ClosedError, FeedError, OperatorError, RunCancelledError, RunTimeoutError, SchemaError
@@ -523,3 +524,28 @@ def test_an_operator_cannot_close_the_executor_that_runs_it(net_type: str) -> No
         assert not thread.is_alive()
         assert "an operator cannot close the executor that runs it" in str(results[0])
         found[0].close()
+
+
+def test_statistics_show_themselves_in_lines_for_people() -> None:
+    with dagexec.compile(doubled_model(), num_workers=1, max_batch=4) as executor:
+        assert repr(executor.statistics()).splitlines()[:2] == [
+            "replicas   1: 0 running, 0 queued, 0 awaiting admission",
+            "requests   none has ended",
+        ]
+        executor.run({"x": rows(1.0)})
+        with pytest.raises(FeedError):
+            executor.run({})
+        statistics = executor.statistics()
+    lines = repr(statistics).splitlines()
+    assert "requests   1 completed, 1 invalid" in lines
+    assert "batches    1 of 2 rows" in lines
+    assert statistics.run_time.median is not None
+    assert f"  running  median {statistics.run_time.median * 1e3:.3g} ms, 99th percentile" in repr(statistics)
+    assert max(map(len, lines)) < 100
+
+
+def test_every_unknown_input_is_told_which_is_meant() -> None:
+    model = doubled_model()
+    two = dataclasses.replace(model, inputs={**model.inputs, "mask": model.inputs["x"]})
+    with pytest.raises(FeedError, match=r"did you mean 'mask'\?; did you mean 'x'\?$"):
+        check_feeds(two, {"mast": rows(1.0), "xs": rows(1.0)}, {"x", "mask"})

@@ -32,6 +32,13 @@ class Latencies:
         return cls(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100])
 
 
+def _times(latencies: Latencies) -> str:
+    """Milliseconds to be read."""
+    if latencies.median is None or latencies.p99 is None:
+        return "none"
+    return f"median {latencies.median * 1e3:.3g} ms, 99th percentile {latencies.p99 * 1e3:.3g} ms"
+
+
 @dataclass(frozen=True)
 class ExecutorStatistics:
     """A snapshot of an executor. Warm-up runs are not counted.
@@ -76,6 +83,30 @@ class ExecutorStatistics:
     streams: RuntimeStatistics | None
     batch_sizes: Mapping[int, int]
     retried: int
+
+    def __repr__(self) -> str:
+        """A few lines to be read; `dataclasses.asdict` has everything."""
+        ended = [f"{getattr(self, name)} {name.replace('_', ' ')}" for name in (*OUTCOMES, "retried")]
+        waiting = f"{self.running} running, {self.queued} queued, {self.awaiting_admission} awaiting admission"
+        lines = [
+            f"replicas   {self.replicas}: {waiting}",
+            f"requests   {', '.join(one for one in ended if not one.startswith('0 ')) or 'none has ended'}",
+        ]
+        if self.median_latency is not None:
+            lines += [
+                f"latency    {_times(Latencies(self.median_latency, self.p99_latency))}",
+                f"  queued   {_times(self.queue_wait)}",
+                f"  running  {_times(self.run_time)}",
+            ]
+        if self.batch_sizes:
+            sizes = (f"{count} of {rows} row{'s'[: rows != 1]}" for rows, count in self.batch_sizes.items())
+            lines.append(f"batches    {', '.join(sizes)}")
+        kept = sum(one.kept_bytes + one.arena_bytes for one in self.preparations)
+        lines.append(f"workers    {self.pool.workers}, {self.busy_workers} of them busy")
+        lines.append(f"memory     {kept / 2**20:.1f} MiB of steps and activations, parameters not counted")
+        if self.streams is not None:
+            lines.append(f"device     {self.streams.allocated_bytes / 2**20:.1f} MiB, {self.streams.streams} streams")
+        return "\n".join(lines)
 
     def with_counts_of(self, other: ExecutorStatistics) -> ExecutorStatistics:
         """The same with the requests that another executor has ended, by outcome, and how they were joined."""
