@@ -195,12 +195,11 @@ def infer_keypoints(call: OperatorCall) -> list[TensorType]:
     call.require_types(0, FLOAT32)
     call.require_types(1, FLOAT32)
     count, points, height, width = call.require_rank(0, 4)
-    if height != width or not height:
-        raise call.fail(f"heatmaps must be squares, found {height} x {width}")
+    if height != width or height < 2:
+        raise call.fail(f"heatmaps must be squares of at least 2 x 2 pixels, found {height} x {width}")
     if call.require_rank(1, 2)[0] != count or call.inputs[1].shape[1] < 4:
         raise call.fail(f"expected a box for each of {count} heatmaps, found shape {call.inputs[1].shape}")
-    if not call.arguments.bool("should_output_softmax", True):
-        raise ArgumentError(f"{call.label}: only should_output_softmax=1 is supported")
+    call.arguments.bool("should_output_softmax")
     return [TensorType((count, 4, points), FLOAT32)]
 
 
@@ -211,9 +210,9 @@ def infer_keypoints(call: OperatorCall) -> list[TensorType]:
     "and the probability of the largest pixel.",
     input_names=("heatmaps, boxes x points x size x size", "bboxes"),
     output_names=("keypoints",),
-    args={"should_output_softmax": "1: the last row is a probability; 0 is refused (default 1)"},
+    args={"should_output_softmax": "1: the last row is a probability, else 0 (default 0)"},
 )
-def heatmap_max_keypoint(_call: OperatorCall, heatmaps: Array, boxes: Array) -> Sequence[Array]:
+def heatmap_max_keypoint(call: OperatorCall, heatmaps: Array, boxes: Array) -> Sequence[Array]:
     """A parabola through the nine pixels around the largest one; beyond an edge they are those on its other side."""
     maps = heatmaps.astype(np.float64)
     count, points, size = maps.shape[:3]
@@ -243,7 +242,8 @@ def heatmap_max_keypoint(_call: OperatorCall, heatmaps: Array, boxes: Array) -> 
     low = boxes[:, :2].astype(np.float64)
     sides = np.maximum(boxes[:, 2:4] - low, 1) / size
     places = low[:, None] + (np.stack([x, y], -1) + 0.5 + step) * sides[:, None]
-    probability = 1 / np.exp(flat - best[..., None]).sum(-1)
+    wanted = call.arguments.bool("should_output_softmax")
+    probability = 1 / np.exp(flat - best[..., None]).sum(-1) if wanted else np.zeros_like(score)
     return [np.stack([places[..., 0], places[..., 1], score, probability], 1)]
 
 

@@ -97,11 +97,15 @@ def test_keypoints_are_the_maxima_of_heatmaps() -> None:
     squares = (grid - x) ** 2 + 1.5 * (grid[:, None] - y) ** 2
     maps = (5 - squares / 4).astype(np.float32)
     boxes = np.array([[10, 20, 34, 56], [0, 0, 0.5, 24]], np.float32)  # a side is 1 at least
-    [found] = run_operator("HeatmapMaxKeypoint", [maps, boxes])
+    [found] = run_operator("HeatmapMaxKeypoint", [maps, boxes], should_output_softmax=1)
     low, sides = boxes[:, None, :2], np.array([[[24, 36]], [[1, 24]]]) / size
     np.testing.assert_allclose(found[:, :2].transpose(0, 2, 1), low + (wanted + 0.5) * sides, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(found[:, 2], 5, rtol=1e-5)  # the maps are parabolas
     shares = np.exp(maps.astype(np.float64)).reshape(2, 2, -1)
     np.testing.assert_allclose(found[:, 3], shares.max(-1) / shares.sum(-1), rtol=1e-5)
-    flat = run_operator("HeatmapMaxKeypoint", [np.zeros((1, 1, 4, 4), np.float32), boxes[:1]])[0]
+    [without] = run_operator("HeatmapMaxKeypoint", [maps, boxes])
+    np.testing.assert_array_equal(without, found * np.array([1, 1, 1, 0], np.float32)[:, None])
+    flat = run_operator("HeatmapMaxKeypoint", [np.zeros((1, 1, 4, 4), np.float32), boxes[:1]], should_output_softmax=1)[
+        0
+    ]
     np.testing.assert_allclose(flat[0, :, 0], [10 + 0.5 * 6, 20 + 0.5 * 9, 0, 1 / 16], rtol=1e-6)
