@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import count
@@ -21,6 +20,7 @@ from dagexec.core.registry import is_registered, schema_of
 from dagexec.core.schema import UNBOUNDED
 from dagexec.core.subnets import ONLY_IN_MESSAGES
 from dagexec.frontend.caffe2_int8 import OPERATORS as INT8
+from dagexec.platform.locks import new_lock
 from dagexec.training import backward
 
 _CUDA = 1
@@ -30,7 +30,7 @@ class Net:
     """A net under construction. Its name is unique in the process: a second `train` is called `train_1`."""
 
     _names: set[str] = set()
-    _lock = threading.Lock()
+    _lock = new_lock()
 
     def __init__(self, name_or_proto: str | NetDef | Net) -> None:
         """An empty net, or a copy of one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from dagexec.caffe2.net import Net
 from dagexec.core.proto import ExecutionStep as StepDef
 from dagexec.core.proto import PlanDef
+from dagexec.platform.locks import new_lock
 
-_lock = threading.Lock()
+_lock = new_lock()
 _names: set[str] = set()
 
 

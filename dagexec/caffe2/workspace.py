@@ -6,7 +6,6 @@ a script may.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -36,6 +35,7 @@ from dagexec.core.tensor import Tensor
 from dagexec.core.workspace import Workspace
 from dagexec.errors import Caffe2Error
 from dagexec.frontend.caffe2_int8 import Int8Scales, lowered
+from dagexec.platform.locks import new_lock
 from dagexec.scheduler.caffe2_net_types import net_type
 from dagexec.scheduler.plan_steps import run_plan
 
@@ -84,7 +84,7 @@ class _All:
     """The workspaces of the process, and which is current."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         self.by_name = {_DEFAULT: _new()}
         self.scales: dict[str, Int8Scales] = {}
         self.name = _DEFAULT

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
 from typing import Any
 
 import ray
 
 from dagexec.errors import ReplicaError
+from dagexec.platform.locks import new_lock
 from dagexec.platform.processor import available_cores
 
 OBJECT_STORE_BYTES = 200 << 20
 """Memory of the object store of a local cluster, beyond the parameters."""
 
 _untyped: Any = ray  # some of its functions have no types
-_lock = threading.Lock()
+_lock = new_lock()
 _users = 0
 _folder: str | None = None
 

@@ -25,6 +25,7 @@ from dagexec.platform.deadline import Deadline, check_stop
 from dagexec.platform.disk import make_folders, reading
 from dagexec.platform.files import write_atomically
 from dagexec.platform.forking import ProcessLock
+from dagexec.platform.locks import new_rlock
 from dagexec.platform.threads import acquire
 
 logger = logging.getLogger("dagexec")
@@ -202,7 +203,7 @@ def save_choices(path: str | Path) -> int:
     return choices.save(path)
 
 
-_turn = threading.RLock()
+_turn = new_rlock()
 _until: ContextVar[Deadline | None] = ContextVar("_until", default=None)
 _lock = ProcessLock()
 _blocks: list[int] = []  # the threads that are in blocks of `measuring`
@@ -247,7 +248,7 @@ def _in_child() -> None:
     if _turn.acquire(blocking=False):
         _turn.release()
     else:
-        _turn = threading.RLock()
+        _turn = new_rlock()
     me = threading.get_ident()
     _blocks[:] = [thread for thread in _blocks if thread == me]
     _end_if_over()

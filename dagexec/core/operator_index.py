@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagexec.errors import SchemaError, UnsupportedOperatorError
 from dagexec.platform.lazy import LazyModule
+from dagexec.platform.locks import new_rlock
 from dagexec.platform.plugins import Plugin, PluginGroup, under_import
 
 if not TYPE_CHECKING:
@@ -40,7 +41,7 @@ _elsewhere: dict[str, Plugin | None] = {}  # types of other packages, with the p
 _differentiable: set[str] = set()  # those that the modules of the gradient have been imported of as well
 _everything = threading.Event()
 _completions: list[Callable[[str], object]] = []
-_completing = threading.RLock()
+_completing = new_rlock()
 
 
 class _Importing(threading.local):

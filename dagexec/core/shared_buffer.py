@@ -9,7 +9,6 @@ deadlock.
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from dagexec.core.runtime import runtime_of
 from dagexec.core.workspace import Workspace
 from dagexec.errors import DeviceError
 from dagexec.platform.host_memory import check_fits
+from dagexec.platform.locks import new_lock
 
 Array = npt.NDArray[Any]
 Allocate = Callable[[Sequence[int], npt.DTypeLike], Array]
@@ -31,7 +31,7 @@ Step = Callable[[], object]
 _ALIGNMENT = 64  # bytes: a cache line
 
 _forced = [False]
-_making = threading.Lock()
+_making = new_lock()
 
 
 class SharedBuffer:
@@ -48,7 +48,7 @@ class SharedBuffer:
         self.name = f"shared buffer of {device}"
         self.turns = None if device == CPU else StreamMutex(self.name, self._runtime)
         self._use = TurnLock(self.name)
-        self._announce = threading.Lock()
+        self._announce = new_lock()
         self._needed = 0
         self._memory = self._runtime.allocate(0)
         self._bound: weakref.WeakSet[_SharedStep] = weakref.WeakSet()  # read and changed by whoever holds `_use`

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from dagexec.executor.source.origin import Origin
 from dagexec.executor.source.types import GivenTypes
 from dagexec.options import CompileOptions
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import new_lock
 from dagexec.scheduler.run.run import waiting_time
 
 _COUNTS = ("replicas", "running", "queued", "awaiting_admission", *OUTCOMES)
@@ -36,7 +36,7 @@ class ExecutorWithAlternatives(Executor):
     ) -> None:
         """See `Executor`."""
         self._alternatives: Mapping[Hashable, Executor] = MappingProxyType({})
-        self._compiling = threading.Lock()
+        self._compiling = new_lock()
         self._is_open = True
         reset_after_fork(self, ExecutorWithAlternatives._renew_lock)
         super().__init__(model, options, given, given_types=given_types, batch_axes=batch_axes, origin=origin)
@@ -112,4 +112,4 @@ class ExecutorWithAlternatives(Executor):
             return tuple(self._alternatives.values())
 
     def _renew_lock(self) -> None:
-        self._compiling = threading.Lock()  # a thread of the parent may hold the old one forever
+        self._compiling = new_lock()  # a thread of the parent may hold the old one forever

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from dagexec.errors import RunCancelledError, RunTimeoutError
-from dagexec.platform.threads import Mutex, ThreadWait, acquire, threads
+from dagexec.platform.locks import Mutex
+from dagexec.platform.threads import ThreadWait, acquire, threads
 
 
 class Stoppable(Protocol):

@@ -19,6 +19,7 @@ from contextvars import ContextVar, copy_context
 from typing import Generic, TypeVar
 
 from dagexec.errors import DeadlineExceededError
+from dagexec.platform.locks import new_lock
 from dagexec.platform.threads import ThreadWait, threads
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class _Attempt(Generic[T]):
         self._deadline = Deadline(seconds)
         self._found: list[T] = []
         self._error: BaseException | None = None
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._parties = 2  # that have not ended: the thread, and its waiter
         self._heard = False
         self._ended = ThreadWait()

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from dagexec.platform.locks import Lock, new_lock
+
 _Owner = TypeVar("_Owner")
 
 MAX_WAIT = 10.0
@@ -49,11 +51,11 @@ class ProcessLock:
     __slots__ = ("_lock", "_process")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._process = _process
 
     @property
-    def own(self) -> threading.Lock:
+    def own(self) -> Lock:
         """The lock of this process, to be taken at once.
 
         It is the interpreter's own type, as Ctrl-C may come between any two calls of a context manager in Python.
@@ -61,13 +63,13 @@ class ProcessLock:
         if self._process is not _process:
             with _renewing:
                 if self._process is not _process:
-                    self._lock = threading.Lock()
+                    self._lock = new_lock()
                     self._process = _process
         return self._lock
 
 
 _process = object()  # a different one in every child
-_renewing = threading.Lock()
+_renewing = new_lock()
 _barring_fork: list[int] = []  # threads, once for each block they are in
 _changed = threading.Condition()
 
@@ -98,7 +100,7 @@ def _await_others() -> None:
 
 def _in_child() -> None:
     global _process, _renewing, _changed
-    _process, _renewing, _changed = object(), threading.Lock(), threading.Condition()
+    _process, _renewing, _changed = object(), new_lock(), threading.Condition()
     me = threading.get_ident()
     _barring_fork[:] = [thread for thread in _barring_fork if thread == me]
     for reference, reset in tuple(_resets.values()):

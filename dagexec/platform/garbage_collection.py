@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
+
+from dagexec.platform.locks import new_lock
 
 MAX_MADE_OLD = 100_000
 """New objects after which no more are made old until a full collection: Python does that for what grew old."""
@@ -19,7 +20,7 @@ MAX_MADE_OLD = 100_000
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with a few hundred frozen objects of its own."""
 
-_lock = threading.Lock()
+_lock = new_lock()
 _resting = [0]  # open blocks
 _made_old = {"collections": 0, "objects": 0}  # full collections so far; objects since the last one
 _freezes = [False]  # whether the application was seen to freeze objects
@@ -68,7 +69,7 @@ def _application_freezes() -> bool:
 
 def _forked() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = new_lock()
     if _resting[0]:  # the blocks are of the parent's threads, or of this one, which switches it on once more
         _resting[0] = 0
         gc.enable()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from dagexec.platform.locks import new_lock
 
 SECONDS = 0.0005
 """Instead of Python's 5 ms; another thread that wants the interpreter gets it after this."""
 
-_lock = threading.Lock()
+_lock = new_lock()
 _before: list[float] = []  # what each block that is open found
 
 

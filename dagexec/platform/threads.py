@@ -13,9 +13,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Protocol
 
+from dagexec.platform.locks import Lock, Mutex, new_lock, new_owned_lock
 from dagexec.platform.timer_thread import TimerThread
 
 
@@ -24,29 +24,6 @@ class ThreadsEndedError(BaseException):
 
     No `Exception`, so that it passes whatever handles those.
     """
-
-
-class Mutex(Protocol):
-    """What is used of a lock that is released by the thread which took it."""
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take the lock; False when it could not be had in `timeout` seconds (-1: wait as long as it takes)."""
-
-    def release(self) -> None:
-        """Let the lock go."""
-
-    def __enter__(self) -> bool: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-
-class Lock(Mutex, Protocol):
-    """What is used of `threading.Lock`: any thread may release it. One released by another thread is a gate."""
-
-    def locked(self) -> bool:
-        """True while it is held."""
 
 
 class Thread(Protocol):
@@ -125,11 +102,11 @@ class Threads(ABC):
 class SystemThreads(Threads):
     """The system's own."""
 
-    lock = staticmethod(threading.Lock)
+    lock = staticmethod(new_lock)
 
     def owned_lock(self) -> Mutex:
         """A `threading.RLock`, which costs what a `threading.Lock` does."""
-        return threading.RLock()
+        return new_owned_lock()
 
     def holds(self, lock: Mutex) -> bool:
         return bool(lock._is_owned())  # type: ignore[attr-defined]  # `threading.Condition` asks so, too

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import new_lock
 
 logger = logging.getLogger("dagexec")
 
@@ -47,8 +48,8 @@ class TimerThread:
         reset_after_fork(self, TimerThread._forget)
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._gate = threading.Lock()
+        self._lock = new_lock()
+        self._gate = new_lock()
         self._gate.acquire()
         self._calls: list[tuple[float, int, TimedCall]] = []
         self._numbers = itertools.count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 import zlib
 from contextlib import suppress
@@ -16,6 +15,7 @@ from dagexec.platform.disk import disk, reading, remove, writing
 from dagexec.platform.extras import install_command
 from dagexec.platform.files import Unpublished, put_in_place, reason
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import new_lock
 from dagexec.storage.database import Cursor, Database, Mode, Transaction
 from dagexec.storage.lmdb_pages import check_pages
 
@@ -41,7 +41,7 @@ class _Environments:
     """The environments that this process has open: lmdb allows one for each folder, so users of a folder share it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._open: dict[tuple[int, int], tuple[Any, int]] = {}
         reset_after_fork(self, _Environments.__init__)
 

@@ -26,6 +26,7 @@ from dagexec.core.registry import new_operator
 from dagexec.core.rows import first_axis
 from dagexec.core.schema import OperatorCall, TensorType, first_to_first
 from dagexec.errors import DagexecError, RunCancelledError, RunTimeoutError
+from dagexec.platform.locks import new_lock
 from dagexec.platform.records import dataclass
 from dagexec.stress.operators import InjectedError
 
@@ -119,7 +120,7 @@ class _Session:
         self._bad = bad
         self._plan = plan
         self._left = plan.requests
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self.outcomes: Counter[str] = Counter()
         self.problems: list[str] = []
 

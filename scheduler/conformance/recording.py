@@ -17,7 +17,8 @@ from typing import cast
 from dagexec.core.operator import Step
 from dagexec.errors import ConformanceError
 from dagexec.platform.addresses import address_of
-from dagexec.platform.threads import Mutex, ThreadsEndedError, threads
+from dagexec.platform.locks import Mutex
+from dagexec.platform.threads import ThreadsEndedError, threads
 from dagexec.scheduler.conformance.checking import Piece, check
 from dagexec.scheduler.conformance.pools import PoolStory
 from dagexec.scheduler.conformance.story import NOTHING, REFUSED, Deviation, Event, Kind, RunStory

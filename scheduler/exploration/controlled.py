@@ -21,7 +21,8 @@ from types import FrameType, TracebackType
 
 from dagexec.devices.sim.clock import host_time, host_waited_until, set_host_time
 from dagexec.errors import DagexecError, DeadlockError
-from dagexec.platform.threads import Lock, Mutex, Threads, ThreadsEndedError, Timer
+from dagexec.platform.locks import Lock, Mutex
+from dagexec.platform.threads import Threads, ThreadsEndedError, Timer
 from dagexec.scheduler.exploration.events import Event, Kind
 from dagexec.scheduler.exploration.notes import Notes, Waiting
 from dagexec.scheduler.exploration.strategies import Candidate, Strategy

@@ -19,10 +19,11 @@ import sys
 import threading
 from collections.abc import Callable
 
+from dagexec.platform.locks import new_rlock
 from dagexec.platform.threads import Threads, threads
 from dagexec.scheduler.run.engine import Bell
 
-_lock = threading.RLock()  # a pool may be collected as garbage, and closed, at any point of a thread
+_lock = new_rlock()  # a pool may be collected as garbage, and closed, at any point of a thread
 _held: set[int] = set()
 
 
@@ -122,7 +123,7 @@ current_core = _find_current_core()
 def _forget_holders() -> None:
     """In a child made by `os.fork`: the threads that held cores, and maybe the lock, are the parent's."""
     global _lock
-    _lock = threading.RLock()
+    _lock = new_rlock()
     _held.clear()
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from dagexec.platform.forking import without_fork
 from dagexec.platform.lazy import LazyModule
+from dagexec.platform.locks import new_rlock
 
 if not TYPE_CHECKING:
     threadpoolctl = LazyModule("threadpoolctl")
@@ -21,7 +21,7 @@ else:
     import threadpoolctl
 
 
-_lock = threading.RLock()  # a net collected as garbage releases its demand at any point of a thread
+_lock = new_rlock()  # a net collected as garbage releases its demand at any point of a thread
 _tickets = itertools.count()
 _demands: set[int] = set()
 _before: list[tuple[object, int]] = []
@@ -87,7 +87,7 @@ def _set(library: object, threads: int) -> None:
 def _reset_lock() -> None:
     """In a child made by `os.fork`: the lock's holder is a thread of the parent."""
     global _lock
-    _lock = threading.RLock()
+    _lock = new_rlock()
 
 
 if hasattr(os, "register_at_fork"):

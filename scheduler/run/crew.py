@@ -12,7 +12,8 @@ import threading
 from typing import Protocol
 
 from dagexec.errors import ResourceError
-from dagexec.platform.threads import Mutex, Thread, threads
+from dagexec.platform.locks import Mutex
+from dagexec.platform.threads import Thread, threads
 from dagexec.scheduler.run.roster import Roster
 from dagexec.scheduler.run.run import Run
 from dagexec.scheduler.run.worker import FirstWakeUp, Worker

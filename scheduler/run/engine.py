@@ -6,7 +6,6 @@ look at its own copy, so the next run may begin before they have left.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import field
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from dagexec.core.native import NativeCall, Piece, call_rows, table_code
 from dagexec.core.native_tables import JoinedCalls
 from dagexec.platform.addresses import address_of
+from dagexec.platform.locks import new_lock
 from dagexec.platform.records import dataclass
 from dagexec.scheduler.plan.task_graph import TaskGraph
 from dagexec.scheduler.run.engine_code import Enter, engine_code
@@ -62,7 +62,7 @@ class PoolMemory:
     __slots__ = ("_fence", "_words", "address")
 
     def __init__(self) -> None:
-        self._fence = threading.Lock()
+        self._fence = new_lock()
         self._words = np.zeros(8, np.int64)
         self.address = address_of(self._words)
 

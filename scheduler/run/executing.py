@@ -12,7 +12,8 @@ from dagexec.core.native import recover
 from dagexec.core.operator import Step
 from dagexec.errors import PolicyError
 from dagexec.platform.blocking import work as blocking
-from dagexec.platform.threads import Mutex, ThreadsEndedError, is_interruptible, threads
+from dagexec.platform.locks import Mutex
+from dagexec.platform.threads import ThreadsEndedError, is_interruptible, threads
 from dagexec.scheduler.run.engine import NativeRun, Participant
 from dagexec.scheduler.run.engine_layout import Mode, Outcome
 from dagexec.scheduler.run.machine import Machine

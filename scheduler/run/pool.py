@@ -25,9 +25,10 @@ from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.blocking import work as blocking
 from dagexec.platform.deadline import Deadline
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import Mutex
 from dagexec.platform.processor import available_cores
 from dagexec.platform.shutdown import stop_at_exit
-from dagexec.platform.threads import Mutex, ThreadsEndedError, ThreadWait, threads
+from dagexec.platform.threads import ThreadsEndedError, ThreadWait, threads
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.crew import Crew
 from dagexec.scheduler.run.engine import Bell

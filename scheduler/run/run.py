@@ -16,7 +16,8 @@ from typing import Protocol
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError, RunCancelledError
-from dagexec.platform.threads import Mutex, ThreadWait, is_interruptible
+from dagexec.platform.locks import Mutex
+from dagexec.platform.threads import ThreadWait, is_interruptible
 from dagexec.scheduler.plan.culprit import Failed, NameStep, needs_no_culprit, operator_failure
 from dagexec.scheduler.run.engine import NativeRun
 from dagexec.scheduler.run.fair_share import Share

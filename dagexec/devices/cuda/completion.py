@@ -21,6 +21,7 @@ from dagexec.devices.cuda.in_flight import staged_downloads
 from dagexec.devices.cuda.timing import StreamTimes
 from dagexec.errors import ResourceError
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import new_lock
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import Thread, threads
 
@@ -49,7 +50,7 @@ class Completions:
 
     def _forked(self) -> None:
         """In a child made by `os.fork`: the threads, and what they waited for, are the parent's."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._waiting: SimpleQueue[_Pending | None] = SimpleQueue()
         self._pending: dict[NativeEvent, _Pending] = {}
         self._threads: list[Thread] = []

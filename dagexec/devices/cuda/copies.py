@@ -6,7 +6,6 @@ device it is read as the copy is issued, towards the host it is written by whoev
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from functools import partial
 from typing import Any, cast
@@ -27,6 +26,7 @@ from dagexec.devices.cuda.staging import CHUNK, is_pinned
 from dagexec.devices.cuda.stream import CudaStream
 from dagexec.devices.cuda.streams import CudaStreams
 from dagexec.errors import DeviceError, ShapeError
+from dagexec.platform.locks import new_lock
 
 Array = npt.NDArray[Any]
 
@@ -51,7 +51,7 @@ extern "C" __global__ void copy_strided(unit_t* to, const unit_t* of, layout_t l
 """Strides count elements. Axes are as few as the two layouts allow."""
 
 _peers: set[tuple[int, int]] = set()
-_peers_lock = threading.Lock()
+_peers_lock = new_lock()
 
 
 def place_of(array: Array) -> Device:

@@ -15,6 +15,7 @@ from typing import Any
 from dagexec.devices.cuda.binding import INSTALL, cudnn
 from dagexec.devices.cuda.device import CudaDevice
 from dagexec.errors import DeviceError, UnsupportedFeatureError
+from dagexec.platform.locks import new_lock
 
 OLDEST_CUDNN = 90000
 """The oldest cuDNN whose graphs serve: 9.0.0."""
@@ -35,7 +36,7 @@ class CudnnHandle:
         require_library()
         self.name = name
         self._runtime = runtime
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._user: threading.Thread | None = None
         self._depth = 0
         try:
@@ -93,7 +94,7 @@ class ThreadHandles:
     def __init__(self, runtime: CudaDevice) -> None:
         self._runtime = runtime
         self._own = threading.local()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._owned: list[tuple[threading.Thread, CudnnHandle]] = []
 
     def get(self) -> CudnnHandle:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import statistics
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from dagexec.devices.cuda.binding import cudnn, cupy
 from dagexec.devices.cuda.cudnn_graph import ConvGraph
 from dagexec.devices.cuda.cudnn_handle import CudnnHandle, require_library
 from dagexec.errors import UnsupportedFeatureError
+from dagexec.platform.locks import new_lock
 from dagexec.platform.records import dataclass
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class CudnnPlan:
     def __init__(self, graph: Any, index: int, workspace_nbytes: int) -> None:
         """The plan that was built as number `index` of the graph."""
         self._graph = graph
-        self._lock = threading.Lock()  # a graph's own tables are not for two threads
+        self._lock = new_lock()  # a graph's own tables are not for two threads
         self.engine = str(graph.get_plan_name_at_index(index))
         self.workspace_nbytes = workspace_nbytes
         found = _binding(graph, index)
@@ -130,8 +130,8 @@ class PlanCache:
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
-        self._lock = threading.Lock()
-        self._build = threading.Lock()
+        self._lock = new_lock()
+        self._build = new_lock()
         self._plans: OrderedDict[tuple[ConvGraph, PlanOptions], CudnnPlan | str] = OrderedDict()
         self._handle: CudnnHandle | None = None
         self.stream: CudaStream | None = None

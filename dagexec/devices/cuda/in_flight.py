@@ -7,7 +7,6 @@ all that has arrived land. So what was copied is in its place for everybody who 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from dagexec.devices.cuda.device import NativeEvent
 from dagexec.devices.cuda.errors import NOT_READY, SUCCESS
 from dagexec.devices.cuda.staging import Staging, StagingBlock
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import new_lock
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
@@ -32,7 +32,7 @@ class ArraysInFlight:
         reset_after_fork(self, ArraysInFlight._forked)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def add(self, array: Array, native: NativeEvent, query: Callable[[int], int], *, writes: bool) -> None:
         """`array` is written to, or read, before `native`; it is kept until then."""
@@ -71,7 +71,7 @@ class StagedDownloads:
         reset_after_fork(self, StagedDownloads._forked)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._expected: list[_StagedDownload] = []
 
     def expect(self, staging: Staging, native: NativeEvent, block: StagingBlock, destination: Array) -> None:

@@ -8,7 +8,6 @@ step()                                             # puts it on the calling thre
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -21,12 +20,13 @@ from dagexec.devices.cuda.compilation import loaded_kernel
 from dagexec.devices.cuda.current import current
 from dagexec.devices.cuda.prelude import PRELUDE
 from dagexec.errors import DeviceError
+from dagexec.platform.locks import new_lock
 
 BLOCK = 256
 """Threads of a block, unless a kernel asks for another number."""
 
 _BLOCKS_PER_MULTIPROCESSOR = 16
-_lock = threading.Lock()
+_lock = new_lock()
 _functions: dict[tuple[int, str, str], Function] = {}
 
 

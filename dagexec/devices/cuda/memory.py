@@ -11,7 +11,6 @@ queue, which the next allocation works off. Nothing is freed while the interpret
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from dagexec.devices.cuda.device import CudaDevice, NativeEvent
 from dagexec.devices.cuda.errors import NOT_READY, device_error, is_out_of_memory
 from dagexec.errors import ResourceError
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import new_lock
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +50,7 @@ class OpenCaptures:
         reset_after_fork(self, OpenCaptures._forked)
 
     def _forked(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = new_lock()
 
     @contextmanager
     def begin(self) -> Iterator[None]:
@@ -112,7 +112,7 @@ class CudaMemory:
         reset_after_fork(self, CudaMemory._forked)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @property
     def held(self) -> int:

@@ -5,7 +5,6 @@ What a kernel has written is there for a plain read of the host when the host kn
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from dagexec.devices.cuda.binding import cupy
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import new_lock
 
 if TYPE_CHECKING:
     from dagexec.devices.cuda.runtime import CudaRuntime
@@ -69,7 +69,7 @@ class PinnedFlags:
         reset_after_fork(self, PinnedFlags._forked)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def take(self) -> PinnedFlag:
         """A word that nobody has. Raises ResourceError when the system has no more pinned memory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from dagexec.devices.cuda.device import CudaDevice, NativeEvent
 from dagexec.devices.cuda.errors import NOT_READY, device_error
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import new_lock
 
 Array = npt.NDArray[Any]
 
@@ -72,7 +72,7 @@ class Staging:
         reset_after_fork(self, Staging._forked)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def pinned(self, nbytes: int) -> Array:
         """Pinned bytes. Raises ResourceError when the system has no more."""

@@ -9,7 +9,6 @@ count from an event of which the time is known, and that is renewed every second
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from time import perf_counter
 from typing import Any
@@ -19,6 +18,7 @@ from dagexec.devices.cuda.binding import cupy
 from dagexec.devices.cuda.device import CudaDevice, NativeEvent
 from dagexec.devices.cuda.errors import NOT_READY, SUCCESS
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import new_lock, new_rlock
 from dagexec.platform.records import dataclass
 
 RENEWED_AFTER = 1.0
@@ -55,7 +55,7 @@ class DeviceTimes:
         reset_after_fork(self, DeviceTimes._forked)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def origin(self) -> _Origin:
         """What times count from at present. Call it before the start of what is timed."""
@@ -90,7 +90,7 @@ class StreamTimes:
         self.pointer = pointer
         self._clock = clock
         self._timed: deque[_Timed] = deque()
-        self._lock = threading.RLock()  # whoever reports holds it: what came first is told of first
+        self._lock = new_rlock()  # whoever reports holds it: what came first is told of first
 
     def begin(self) -> tuple[_Origin, NativeEvent]:
         """What times count from at present, and an event with timing at the present end of the stream."""

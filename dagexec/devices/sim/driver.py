@@ -22,6 +22,7 @@ from dagexec.devices.sim.command_queue import CommandQueue, Driver, Subscribe
 from dagexec.errors import ClosedError, DeviceError, ResourceError
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.platform.forking import reset_after_fork
+from dagexec.platform.locks import Lock, new_lock
 from dagexec.platform.threads import Thread, threads
 
 
@@ -45,7 +46,7 @@ def enter_device() -> None:
 def _wait_at_gate(ready: Callable[[], bool], timeout: float | None, subscribe: Subscribe) -> bool:
     if is_device_thread():
         raise DeviceError("a kernel, or a callback of Event.when_done, waits for the device: that never would end")
-    gate = threading.Lock()
+    gate = new_lock()
     gate.acquire()
     subscribe(gate.release)
     return gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)) or ready()
@@ -62,10 +63,10 @@ class ThreadDriver(Driver):
     def __init__(self, name: str = "sim") -> None:
         """`name` begins the names of the threads."""
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._high: deque[CommandQueue] = deque()
         self._normal: deque[CommandQueue] = deque()
-        self._sleeping: list[threading.Lock] = []
+        self._sleeping: list[Lock] = []
         self._threads: list[Thread] = []
         self._streams = 0
         self._waking = False
@@ -74,7 +75,7 @@ class ThreadDriver(Driver):
 
     def _forked(self) -> None:
         """In a child made by `os.fork`: the threads are the parent's. New ones are started for new work."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._sleeping, self._threads, self._waking = [], [], False
 
     def attach(self, stream: CommandQueue) -> None:
@@ -147,7 +148,7 @@ class ThreadDriver(Driver):
             self._serve_streams()
 
     def _serve_streams(self) -> None:
-        gate = threading.Lock()
+        gate = new_lock()
         gate.acquire()
         woken = True
         while True:
@@ -206,9 +207,9 @@ class SeededDriver(Driver):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._random = random.Random(seed)
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._ready: list[CommandQueue] = []  # by `order`, whatever the order they were notified in
-        self._gate = threading.Lock()
+        self._gate = new_lock()
         self._gate.acquire()
         self._thread: Thread | None = None
         self._sleeps = False
@@ -219,7 +220,7 @@ class SeededDriver(Driver):
 
     def _forked(self) -> None:
         """In a child made by `os.fork`: the thread is the parent's. A new one is started for new work."""
-        self._lock, self._gate = threading.Lock(), threading.Lock()
+        self._lock, self._gate = new_lock(), new_lock()
         self._gate.acquire()
         self._thread, self._sleeps, self._waiting = None, False, 0
 

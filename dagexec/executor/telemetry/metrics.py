@@ -17,7 +17,6 @@ only when metrics are requested; an error of a meter is logged, and fails no run
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +25,7 @@ from weakref import WeakKeyDictionary
 from dagexec.errors import DagexecError
 from dagexec.executor.requests.request import outcome_name
 from dagexec.platform.extras import install_command
+from dagexec.platform.locks import new_lock
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, Observation
@@ -60,7 +60,7 @@ class _Instruments:
 
     def __init__(self, meter: Meter) -> None:
         self._observation = require_metrics().Observation
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._arenas: WeakKeyDictionary[HasArenas, tuple[tuple[str, str], ...]] = WeakKeyDictionary()
         self.requests = meter.create_counter("dagexec.requests", "{request}", "requests that are over, by outcome")
         self.queue = meter.create_histogram(
@@ -99,7 +99,7 @@ class _Instruments:
         return [self._observation(total, dict(attributes)) for attributes, total in nbytes.items()]
 
 
-_lock = threading.Lock()
+_lock = new_lock()
 _of_meters: WeakKeyDictionary[Meter, _Instruments] = WeakKeyDictionary()
 
 

@@ -10,7 +10,8 @@ from types import TracebackType
 import pytest
 
 from dagexec.errors import WorkerLostError
-from dagexec.platform.threads import Mutex, Threads, threads
+from dagexec.platform.locks import Mutex
+from dagexec.platform.threads import Threads, threads
 from dagexec.scheduler.exploration import explore
 from dagexec.scheduler.run.pool import WorkerPool
 from tests.scheduler.scenarios import DIAMOND, Done, run_of

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dagexec.platform.threads import Lock, threads
+from dagexec.platform.locks import Lock
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import explore
 from dagexec.scheduler.exploration.nondeterminism import Parting, parting
 from tests.planted.scenes import two_models

@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 
 from dagexec.errors import DeadlockError
-from dagexec.platform.threads import Lock, threads
+from dagexec.platform.locks import Lock
+from dagexec.platform.threads import threads
 from dagexec.scheduler.exploration import BoundedSearch, explore, reduction, search_begins, systematic, watching
 from dagexec.scheduler.exploration.races import conflict
 from dagexec.scheduler.exploration.strategies.reduction import CutError, PathStrategy, Reduction

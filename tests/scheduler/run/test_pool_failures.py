@@ -14,7 +14,7 @@ from dagexec.core.operator import Operator, Step
 from dagexec.devices.sim import simulated
 from dagexec.errors import ClosedError, OperatorError, WorkerLostError
 from dagexec.platform import threads as threads_module
-from dagexec.platform.threads import Mutex
+from dagexec.platform.locks import Mutex
 from dagexec.scheduler.nets.net import BaseNet
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
