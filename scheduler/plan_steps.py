@@ -82,6 +82,12 @@ class _PlanRun:
         self._definitions = definitions
         self.stopped = False
         self.waits: list[ThreadWait] = []
+        self._failure: BaseException | None = None
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop because of what failed first; what fails behind that may do so for being stopped."""
+        self._failure = self._failure or error
+        self.stop()
 
     def stop(self) -> None:
         """Let nothing of the plan begin any more, and end its waits."""
@@ -146,7 +152,7 @@ class _PlanRun:
                 self.step(step, around)
             except BaseException as error:
                 failures.append(error)
-                self.stop()
+                self._fail(error)
 
         started = [threads().start(lambda step=step: run(step), f"dagexec-plan-{step.name}") for step in steps]  # type: ignore[misc]
         try:
@@ -158,7 +164,7 @@ class _PlanRun:
                 thread.join()
             raise
         if failures:
-            raise failures[0]
+            raise self._failure or failures[0]
 
     @contextmanager
     def _inside(self, step: ExecutionStep, around: _Around) -> Iterator[_Around]:
@@ -202,8 +208,8 @@ class _PlanRun:
         ]
         try:
             yield
-        except BaseException:
-            self.stop()
+        except BaseException as error:
+            self._fail(error)
             raise
         finally:
             for end in ends:
