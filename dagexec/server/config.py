@@ -209,6 +209,7 @@ class ServerConfig:
         drain_seconds: that running requests have when the server ends, or their model is replaced or unloaded.
         python_steps: pipelines of the file may have Python functions as stages, which are imported and called.
         telemetry: create an OpenTelemetry span for each run, under that which the client names (`traceparent`).
+        shared_memory: keys of system shared memory that clients may register; `prefix*` for all that begin so.
         limits: of requests and connections.
     """
 
@@ -223,6 +224,7 @@ class ServerConfig:
     drain_seconds: float = 30.0
     python_steps: bool = False
     telemetry: bool = False
+    shared_memory: Sequence[str] = ()
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -240,6 +242,9 @@ class ServerConfig:
         for flag in ("control", "control_settings", "strict", "python_steps", "telemetry"):
             if not isinstance(getattr(self, flag), bool):
                 raise SettingError(f"{flag} must be true or false, not {getattr(self, flag)!r:.80}")
+        if isinstance(self.shared_memory, str) or not _are_texts(self.shared_memory) or "" in self.shared_memory:
+            raise SettingError(f"shared_memory must be a list of keys, not {self.shared_memory!r:.80}")
+        object.__setattr__(self, "shared_memory", tuple(self.shared_memory))
         if not _is_real(self.drain_seconds) or not 0 <= self.drain_seconds < math.inf:
             raise SettingError(f"drain_seconds must be 0 or more, not {self.drain_seconds!r:.80}")
 

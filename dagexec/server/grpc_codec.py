@@ -5,8 +5,9 @@ The fields of the messages are told in `proto/inference.proto`. Nothing here wai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from dagexec.server.inference import (
 )
 from dagexec.server.limits import Limits
 from dagexec.server.proto import inference_pb2 as messages
+from dagexec.server.shared_memory import NO_REGIONS, Part, Regions, from_shared_memory
 from dagexec.server.tensors import checked_datatype, checked_shape, datatype_of_output, from_binary, to_binary
 
 _CONTENTS: Mapping[str, str] = {
@@ -42,8 +44,16 @@ _CONTENTS: Mapping[str, str] = {
 """By datatype, the field of its elements. FP16 and BF16 have none."""
 
 
-def request_from(message: messages.ModelInferRequest, limits: Limits) -> InferenceRequest:
-    """The request in a message; raises `RequestError` (400) where it contradicts itself, or is beyond the limits."""
+def request_from(
+    message: messages.ModelInferRequest,
+    limits: Limits,
+    regions: Regions = NO_REGIONS,
+    read: Callable[[Part], memoryview] = Part.read,
+) -> InferenceRequest:
+    """The request in a message; raises `RequestError` (400) where it contradicts itself, or is beyond the limits.
+
+    Inputs in `regions` of shared memory are copied by `read`.
+    """
     for what, count in (("inputs", len(message.inputs)), ("outputs", len(message.outputs))):
         if count > limits.tensors:
             raise RequestError(400, f"{count} {what}; at most {limits.tensors} are taken")
@@ -54,7 +64,7 @@ def request_from(message: messages.ModelInferRequest, limits: Limits) -> Inferen
         model=message.model_name,
         version=message.model_version or None,
         id=message.id,
-        inputs=dict(zip(names, _arrays(message, limits), strict=True)),
+        inputs=dict(zip(names, _arrays(message, limits, regions, read), strict=True)),
         outputs=tuple(output.name for output in message.outputs),
         parameters=parameters_from(message.parameters),
     )
@@ -68,15 +78,27 @@ def parameters_from(
     return {name: getattr(given[name], field) for name, field in chosen.items() if field is not None}
 
 
-def response_message(response: InferenceResponse) -> messages.ModelInferResponse:
-    """A response with the results as raw bytes, which every client reads."""
-    return messages.ModelInferResponse(
-        model_name=response.model,
-        model_version=response.version,
-        id=response.id,
-        outputs=[_tensor(name, array) for name, array in response.outputs.items()],
-        raw_output_contents=[bytes(to_binary(array)) for array in response.outputs.values()],
-    )
+def shared_outputs(message: messages.ModelInferRequest, regions: Regions) -> dict[str, Part]:
+    """Where results are to be left in shared memory. Raises RequestError."""
+    parts = ((one.name, _part("output", one, regions)) for one in message.outputs if one.parameters)
+    return {name: part for name, part in parts if part is not None}
+
+
+def response_message(
+    response: InferenceResponse, shared: Mapping[str, Part] = MappingProxyType({})
+) -> messages.ModelInferResponse:
+    """A response with the results as raw bytes, which every client reads, but for those that are `shared`."""
+    message = messages.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+    for name, array in response.outputs.items():
+        tensor = message.outputs.add(name=name, datatype=datatype_of_output(name, array), shape=array.shape)
+        data = to_binary(array)
+        if name in shared:
+            for key, value in shared[name].write(name, data).items():
+                field = "string_param" if isinstance(value, str) else "int64_param"
+                setattr(tensor.parameters[key], field, value)
+            data = memoryview(b"")
+        message.raw_output_contents.append(bytes(data))
+    return message
 
 
 def token_message(token: GeneratedToken) -> messages.ModelInferResponse:
@@ -101,13 +123,26 @@ def metadata_message(metadata: ModelMetadata) -> messages.ModelMetadataResponse:
     )
 
 
-def _arrays(message: messages.ModelInferRequest, limits: Limits) -> list[Array]:
-    raw = message.raw_input_contents
-    if not raw:
-        return [_typed(tensor, limits) for tensor in message.inputs]
-    if len(raw) != len(message.inputs):
-        raise RequestError(400, f"raw_input_contents has {len(raw)} entries, for {len(message.inputs)} inputs")
-    return [_raw(tensor, data, limits) for tensor, data in zip(message.inputs, raw, strict=True)]
+def _arrays(
+    message: messages.ModelInferRequest, limits: Limits, regions: Regions, read: Callable[[Part], memoryview]
+) -> list[Array]:
+    parts = [_part("input", tensor, regions) if tensor.parameters else None for tensor in message.inputs]
+    raw, sent = message.raw_input_contents, parts.count(None)
+    if raw and len(raw) != sent:
+        raise RequestError(400, f"raw_input_contents has {len(raw)} entries, for {sent} inputs")
+    contents = iter(raw)
+    arrays = []
+    for tensor, part in zip(message.inputs, parts, strict=True):
+        if part is not None:
+            shape = checked_shape(tensor.name, tensor.shape, limits)
+            arrays.append(from_shared_memory(tensor.name, tensor.datatype, shape, part, read))
+        else:
+            arrays.append(_raw(tensor, next(contents), limits) if raw else _typed(tensor, limits))
+    return arrays
+
+
+def _part(kind: str, tensor: messages.Tensor | messages.RequestedOutput, regions: Regions) -> Part | None:
+    return regions.part(f"{kind} {tensor.name!r:.80}", parameters_from(tensor.parameters))
 
 
 def _raw(tensor: messages.Tensor, data: bytes, limits: Limits) -> Array:
@@ -141,10 +176,6 @@ def _typed(tensor: messages.Tensor, limits: Limits) -> Array:
     if wide.size and not range_.min <= wide.min() <= wide.max() <= range_.max:
         raise RequestError(400, f"input {tensor.name!r:.80} has elements that {tensor.datatype} cannot hold")
     return wide.astype(dtype).reshape(shape)
-
-
-def _tensor(name: str, array: Array) -> messages.Tensor:
-    return messages.Tensor(name=name, datatype=datatype_of_output(name, array), shape=array.shape)
 
 
 def _described(tensor: TensorMetadata) -> messages.TensorMetadata:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, NoReturn, TypeVar
 
+import anyio.to_thread
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
@@ -21,16 +22,21 @@ from dagexec.server.grpc_codec import (
     parameters_from,
     request_from,
     response_message,
+    shared_outputs,
     token_message,
 )
 from dagexec.server.inference import InferenceRequest, RequestError, request_error
 from dagexec.server.parent_span import parent_span
 from dagexec.server.proto import inference_pb2 as messages
 from dagexec.server.repository import Repository
+from dagexec.server.shared_memory import NO_REGIONS, REGION, Regions
 
 SERVICE = "inference.GRPCInferenceService"
 
-EXTENSIONS = ("model_repository", "model_configuration", "sequence", "sequence(string_id)", "statistics")
+EXTENSIONS = (
+    *("model_configuration", "model_repository", "sequence", "sequence(string_id)", "statistics"),
+    "system_shared_memory",
+)
 """Of the protocol, those that this service has beyond inference."""
 
 _CODES: Mapping[int, grpc.StatusCode] = {
@@ -52,6 +58,8 @@ RETRY_METADATA = "grpc-retry-pushback-ms"
 _MESSAGE_CHARACTERS = 2000
 """Of an error's text, which is sent as a header, and clients take few bytes of these."""
 
+_OF_DEVICES = ("Status", "Register", "Unregister")
+
 _IN_SERVICE = 64
 """Requests of one stream that run or wait at one time."""
 
@@ -69,11 +77,12 @@ class InferenceService:
         version: str,
         bodies: Bodies | None = None,
         error_answered: Callable[[int], object] = lambda status: None,
+        regions: Regions = NO_REGIONS,
     ) -> None:
         """`name` and `version` are the server's own.
 
         `bodies` counts the memory of messages, with that of other transports; `error_answered` is told the status, as
-        HTTP has it, of each answer that is an error.
+        HTTP has it, of each answer that is an error. `regions` are those of shared memory, of other transports, too.
         """
         self._repository = repository
         self._name = name
@@ -82,6 +91,7 @@ class InferenceService:
         self._bodies = bodies or Bodies(self.limits)
         self._calls = _Calls(self.limits.connections)
         self._error_answered = error_answered
+        self._regions = regions
 
     async def server_live(self, request: messages.ServerLiveRequest) -> messages.ServerLiveResponse:
         return messages.ServerLiveResponse(live=True)
@@ -108,7 +118,13 @@ class InferenceService:
         return messages.ModelStatisticsResponse(model_stats=[messages.ModelStatistics(**one) for one in found])
 
     async def model_infer(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
-        return response_message(await self._repository.infer(self._asked(request)))
+        with Held(self._bodies) as held:
+            asked = await self._asked(request, held)
+            shared = shared_outputs(request, self._regions)
+            response = await self._repository.infer(asked)
+            if shared:
+                return await anyio.to_thread.run_sync(response_message, response, shared)
+            return response_message(response)
 
     async def model_stream_infer(
         self, request: messages.ModelInferRequest
@@ -119,18 +135,24 @@ class InferenceService:
             answer.parameters["triton_final_response"].bool_param = True
             yield answer
             return
-        async with aclosing(self._repository.generate(self._asked(request))) as tokens:
-            async for token in tokens:
-                answer = token_message(token)
-                answer.parameters["triton_final_response"].bool_param = bool(token.finish_reason)
-                yield answer
+        with Held(self._bodies) as held:
+            asked = await self._asked(request, held)
+            async with aclosing(self._repository.generate(asked)) as tokens:
+                async for token in tokens:
+                    answer = token_message(token)
+                    answer.parameters["triton_final_response"].bool_param = bool(token.finish_reason)
+                    yield answer
 
-    def _asked(self, request: messages.ModelInferRequest) -> InferenceRequest:
+    async def _asked(self, request: messages.ModelInferRequest, held: Held) -> InferenceRequest:
         """The request in a message. Raises RequestError."""
         model, version = request.model_name, request.model_version or None
+        on_thread = self._regions.any and any(REGION in tensor.parameters for tensor in request.inputs)
+        arguments = (request, self.limits, self._regions, self._regions.reader(held, on_thread))
         try:
             try:
-                return request_from(request, self.limits)
+                if on_thread:
+                    return await anyio.to_thread.run_sync(request_from, *arguments)
+                return request_from(*arguments)
             except RequestError:
                 self._repository.check_inputs(model, version, [tensor.name for tensor in request.inputs])
                 raise
@@ -158,6 +180,21 @@ class InferenceService:
         await self._repository.unload(request.model_name)
         return messages.RepositoryModelResponse()
 
+    async def regions(self, request: messages.RegionRequest) -> messages.RegionsResponse:
+        found = self._regions.status(request.name)
+        return messages.RegionsResponse(regions={one["name"]: messages.Region(**one) for one in found})
+
+    async def register(self, request: messages.Region) -> messages.EmptyResponse:
+        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        return messages.EmptyResponse()
+
+    async def unregister(self, request: messages.RegionRequest) -> messages.EmptyResponse:
+        self._regions.unregister(request.name)
+        return messages.EmptyResponse()
+
+    async def device_memory(self, request: messages.RegionRequest) -> messages.EmptyResponse:
+        raise RequestError(501, "shared memory of CUDA is not supported; use that of the system, or send raw contents")
+
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a server of gRPC asks for the handler of a call."""
         calls: dict[str, tuple[type[Message], Callable[[Any], Awaitable[Message]]]] = {
@@ -172,6 +209,10 @@ class InferenceService:
             "RepositoryIndex": (messages.RepositoryIndexRequest, self.repository_index),
             "RepositoryModelLoad": (messages.RepositoryModelRequest, self.load),
             "RepositoryModelUnload": (messages.RepositoryModelRequest, self.unload),
+            "SystemSharedMemoryStatus": (messages.RegionRequest, self.regions),
+            "SystemSharedMemoryRegister": (messages.Region, self.register),
+            "SystemSharedMemoryUnregister": (messages.RegionRequest, self.unregister),
+            **{f"CudaSharedMemory{call}": (messages.RegionRequest, self.device_memory) for call in _OF_DEVICES},
         }
         found: dict[str, grpc.RpcMethodHandler[Any, Any]]
         found = {name: grpc.stream_unary_rpc_method_handler(self._answering(*call)) for name, call in calls.items()}

@@ -44,6 +44,7 @@ from dagexec.server.messages import (
 from dagexec.server.metrics import Metrics
 from dagexec.server.parent_span import parent_span
 from dagexec.server.repository import Repository
+from dagexec.server.shared_memory import REGION, Regions
 from dagexec.server.tensors import ProtocolError
 
 logger = logging.getLogger("dagexec.server")
@@ -53,7 +54,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 EXTENSIONS = (
     *("binary_tensor_data", "generate", "model_configuration", "model_repository", "sequence", "sequence(string_id)"),
-    "statistics",
+    *("statistics", "system_shared_memory"),
 )
 _RUN = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 _LENGTH_NAME = HEADER_LENGTH.lower().encode()
@@ -66,12 +67,13 @@ _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-cont
 class Application:
     """The ASGI application of a server."""
 
-    def __init__(self, repository: Repository, bodies: Bodies, metrics: Metrics) -> None:
+    def __init__(self, repository: Repository, bodies: Bodies, metrics: Metrics, regions: Regions) -> None:
         """Its limits are those of the repository's configuration."""
         self._repository = repository
         self._limits = repository.config.limits
         self._bodies = bodies
-        self._others = _starlette(repository, bodies, metrics)
+        self._regions = regions
+        self._others = _starlette(repository, bodies, metrics, regions)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -90,7 +92,7 @@ class Application:
                 try:
                     body = await self._body(headers, receive, held)
                     if path[3] == "infer":
-                        parsed = await self._parsed(path[1], path[2], headers, body)
+                        parsed = await self._parsed(path[1], path[2], headers, body, held)
                     else:
                         asked = await self._asked(path[1], path[2], body)
                 except RequestError as error:
@@ -114,11 +116,14 @@ class Application:
         return await self._bodies.read(receive, held, announced, encoding, _header_length(headers) or 0)
 
     async def _parsed(
-        self, model: str, version: str | None, headers: Mapping[bytes, bytes], body: memoryview
+        self, model: str, version: str | None, headers: Mapping[bytes, bytes], body: memoryview, held: Held
     ) -> ParsedRequest:
         length = _header_length(headers)
-        arguments = (model, version, body, length, self._limits, self._repository.check_inputs)
-        if (body.nbytes if length is None else length) > _LARGE:
+        text = body[:length]
+        on_thread = text.nbytes > _LARGE or (self._regions.any and REGION.encode() in bytes(text))
+        read = self._regions.reader(held, on_thread)
+        arguments = (model, version, body, length, self._limits, self._repository.check_inputs, self._regions, read)
+        if on_thread:
             return await anyio.to_thread.run_sync(parse_request, *arguments)
         return parse_request(*arguments)
 
@@ -190,7 +195,10 @@ def _parent_span(headers: Mapping[bytes, bytes]) -> AbstractContextManager[None]
 async def _send_response(
     exchange: Exchange, parsed: ParsedRequest, response: InferenceResponse, headers: Mapping[bytes, bytes]
 ) -> None:
-    text, binary = write_response(parsed, response)
+    if parsed.shared:
+        text, binary = await anyio.to_thread.run_sync(write_response, parsed, response)
+    else:
+        text, binary = write_response(parsed, response)
     parts: list[bytes | memoryview] = [text, *binary]
     names = [_BINARY, (_LENGTH_NAME, b"%d" % len(text))] if binary else [_JSON]
     encoding = accepted_encoding(headers.get(b"accept-encoding"))
@@ -234,10 +242,11 @@ def _error_response(error: RequestError) -> Response:
     return JSONResponse({"error": str(error)}, error.status, headers)
 
 
-def _starlette(repository: Repository, bodies: Bodies, metrics: Metrics) -> Starlette:
+def _starlette(repository: Repository, bodies: Bodies, metrics: Metrics, regions: Regions) -> Starlette:
     """The application for everything but inference."""
-    endpoints = _Endpoints(repository, bodies, metrics)
+    endpoints = _Endpoints(repository, bodies, metrics, regions)
     model, of_version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
+    memory, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"
     routes = [
         Route("/v2", endpoints.server),
         Route("/v2/", endpoints.server),
@@ -252,10 +261,10 @@ def _starlette(repository: Repository, bodies: Bodies, metrics: Metrics) -> Star
         Route("/v2/repository/index", endpoints.index, methods=["POST"]),
         Route("/v2/repository/models/{name}/load", endpoints.load, methods=["POST"]),
         Route("/v2/repository/models/{name}/unload", endpoints.unload, methods=["POST"]),
-        *(
-            Route(f"/v2/{kind}sharedmemory/{{rest:path}}", endpoints.shared_memory, methods=["GET", "POST"])
-            for kind in ("system", "cuda")
-        ),
+        *(Route(f"{path}/status", endpoints.regions) for path in (memory, region)),
+        Route(f"{region}/register", endpoints.register, methods=["POST"]),
+        *(Route(f"{path}/unregister", endpoints.unregister, methods=["POST"]) for path in (memory, region)),
+        Route("/v2/cudasharedmemory/{rest:path}", endpoints.device_memory, methods=["GET", "POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={RequestError: _refused, HTTPException: _not_served})
 
@@ -276,10 +285,11 @@ async def _not_served(request: Request, error: Exception) -> Response:
 class _Endpoints:
     """Everything but inference."""
 
-    def __init__(self, repository: Repository, bodies: Bodies, metrics: Metrics) -> None:
+    def __init__(self, repository: Repository, bodies: Bodies, metrics: Metrics, regions: Regions) -> None:
         self._repository = repository
         self._bodies = bodies
         self._metrics = metrics
+        self._regions = regions
 
     async def server(self, request: Request) -> Response:
         """What server this is."""
@@ -350,9 +360,27 @@ class _Endpoints:
         page, media_type = self._metrics.page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": media_type})
 
-    async def shared_memory(self, request: Request) -> Response:
+    async def regions(self, request: Request) -> Response:
+        """The regions of shared memory that are registered, or one of them."""
+        return JSONResponse(self._regions.status(**request.path_params))
+
+    async def register(self, request: Request) -> Response:
+        """Register a region."""
+        asked = await self._message(request)
+        self._regions.register(
+            request.path_params["name"], asked.get("key"), asked.get("offset", 0), asked.get("byte_size")
+        )
+        return JSONResponse({})
+
+    async def unregister(self, request: Request) -> Response:
+        """Forget a region, or all."""
+        await self._message(request)
+        self._regions.unregister(**request.path_params)
+        return JSONResponse({})
+
+    async def device_memory(self, request: Request) -> Response:
         """Refuse it."""
-        raise RequestError(501, "shared memory is not supported; send binary data")
+        raise RequestError(501, "shared memory of CUDA is not supported; use that of the system, or send binary data")
 
     async def _message(self, request: Request) -> dict[str, Any]:
         """The JSON object of a request, empty if there is none."""

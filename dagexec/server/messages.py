@@ -11,6 +11,7 @@ from dagexec.core.spelling import did_you_mean
 from dagexec.platform.records import dataclass
 from dagexec.server.inference import GeneratedToken, InferenceRequest, InferenceResponse, TensorMetadata
 from dagexec.server.limits import Limits
+from dagexec.server.shared_memory import NO_REGIONS, Part, Regions, from_shared_memory
 from dagexec.server.tensors import (
     ProtocolError,
     checked_shape,
@@ -29,17 +30,20 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 CheckInputs = Callable[[str, str | None, Iterable[str]], object]
 """Is told a model, a version and names of inputs, and raises RequestError for names that the model does not have."""
 
-_NO_SHARED_MEMORY = "shared memory is not supported; send binary data"
 _INPUT_KEYS = frozenset(("name", "shape", "datatype", "parameters", "data"))
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request, and which of its results the client wants as bytes: those in `binary`, others by `binary_default`."""
+    """A request, and which of its results the client wants as bytes: those in `binary`, others by `binary_default`.
+
+    Those in `shared` are left in shared memory.
+    """
 
     request: InferenceRequest
     binary: Mapping[str, bool]
     binary_default: bool
+    shared: Mapping[str, Part]
 
 
 def parse_request(
@@ -49,11 +53,14 @@ def parse_request(
     header_length: int | None,
     limits: Limits,
     check_inputs: CheckInputs = lambda model, version, names: None,
+    regions: Regions = NO_REGIONS,
+    read: Callable[[Part], memoryview] = Part.read,
 ) -> ParsedRequest:
     """The request in a body of which the first `header_length` bytes are JSON, all with None.
 
-    Its inputs are in the memory of the body. Where one is wrong, `check_inputs` is told their names. Raises
-    ProtocolError, and what `check_inputs` raises.
+    Its inputs are in the memory of the body, or in one of the `regions` of shared memory, from which `read` copies.
+    Where one is wrong, `check_inputs` is told their names. Raises ProtocolError, and what `check_inputs` and `read`
+    raise.
     """
     if header_length is None:
         header_length = body.nbytes
@@ -63,18 +70,20 @@ def parse_request(
     parameters = _parameters(message)
     listed = _named_inputs(message.get("inputs"), limits)
     try:
-        inputs = _inputs(listed, body[header_length:], limits)
+        inputs = _inputs(listed, body[header_length:], limits, regions, read)
     except ProtocolError:
         check_inputs(model, version, listed)
         raise
     binary: dict[str, bool] = {}
+    shared: dict[str, Part] = {}
     outputs = message.get("outputs", [])
     _check_list("outputs", outputs, limits)
     for output in outputs:
         name = _name("output", output, binary)
         asked = _parameters(output)
-        if "shared_memory_region" in asked:
-            raise ProtocolError(f"output {name!r:.80}: {_NO_SHARED_MEMORY}")
+        part = regions.part(f"output {name!r:.80}", asked)
+        if part is not None:
+            shared[name] = part
         if asked.get("classification"):
             raise ProtocolError(f"output {name!r:.80}: classification is not supported")
         binary[name] = _flag(asked, "binary_data", _flag(parameters, "binary_data_output", False))
@@ -86,7 +95,7 @@ def parse_request(
         outputs=tuple(binary),
         parameters=parameters,
     )
-    return ParsedRequest(request, binary, _flag(parameters, "binary_data_output", False))
+    return ParsedRequest(request, binary, _flag(parameters, "binary_data_output", False), shared)
 
 
 def parse_generation(
@@ -150,7 +159,13 @@ def _named_inputs(listed: object, limits: Limits) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _inputs(listed: Mapping[str, dict[str, Any]], binary: memoryview, limits: Limits) -> dict[str, Array]:
+def _inputs(
+    listed: Mapping[str, dict[str, Any]],
+    binary: memoryview,
+    limits: Limits,
+    regions: Regions,
+    read: Callable[[Part], memoryview],
+) -> dict[str, Array]:
     found: dict[str, Array] = {}
     place = 0
     for name, one in listed.items():
@@ -158,9 +173,11 @@ def _inputs(listed: Mapping[str, dict[str, Any]], binary: memoryview, limits: Li
         if unknown:
             raise ProtocolError(f"input {name!r:.80}: unknown keys {sorted(unknown)!r:.200}")
         parameters = _parameters(one)
-        if "shared_memory_region" in parameters:
-            raise ProtocolError(f"input {name!r:.80}: {_NO_SHARED_MEMORY}")
         shape = checked_shape(name, one.get("shape"), limits)
+        part = regions.part(f"input {name!r:.80}", parameters)
+        if part is not None:
+            found[name] = from_shared_memory(name, one.get("datatype"), shape, part, read)
+            continue
         size = whole_parameter(parameters, "binary_data_size")
         if size is None:
             found[name] = from_json(name, one.get("datatype"), shape, one.get("data"))
@@ -222,7 +239,9 @@ def write_response(parsed: ParsedRequest, response: InferenceResponse) -> tuple[
     for name, array in response.outputs.items():
         datatype = datatype_of_output(name, array)
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
-        if parsed.binary.get(name, parsed.binary_default):
+        if name in parsed.shared:
+            output["parameters"] = parsed.shared[name].write(name, to_binary(array))
+        elif parsed.binary.get(name, parsed.binary_default):
             data = to_binary(array)
             output["parameters"] = {"binary_data_size": data.nbytes}
             binary.append(data)

@@ -26,6 +26,7 @@ from dagexec.server.http import Application
 from dagexec.server.limits import Limits
 from dagexec.server.metrics import Metrics
 from dagexec.server.repository import Repository
+from dagexec.server.shared_memory import Regions
 
 __all__ = ["Server"]
 
@@ -53,6 +54,7 @@ class Server:
         self._metrics = Metrics(lambda: self.repository.loaded())
         self.repository = Repository(config, self._metrics, clock=clock)
         self.bodies = Bodies(config.limits)
+        self._regions = Regions(config.shared_memory, config.limits)
         self.url = ""
         self.grpc_address = ""
         self._stop = anyio.Event()
@@ -78,7 +80,9 @@ class Server:
         return status
 
     async def _serve(self, listener: socket.socket, listening: Callable[[], object] | None, *, signals: bool) -> int:
-        http = _Http(Application(self.repository, self.bodies, self._metrics), self.config.limits, self._metrics)
+        http = _Http(
+            Application(self.repository, self.bodies, self._metrics, self._regions), self.config.limits, self._metrics
+        )
         async with anyio.create_task_group() as serving:
             serving.start_soon(http.serve, [listener])
             serving.start_soon(self._end_idle_sequences)
@@ -103,7 +107,8 @@ class Server:
         except ImportError as error:
             raise DagexecError(f"gRPC needs grpcio ({error}); install it with: {install_command('grpc')}") from error
         counted = partial(self._metrics.error_answered, "grpc")
-        service = InferenceService(self.repository, self.config.name, version("dagexec"), self.bodies, counted)
+        name, own_version = self.config.name, version("dagexec")
+        service = InferenceService(self.repository, name, own_version, self.bodies, counted, self._regions)
         return serve_grpc(service, self.config.host, port)
 
     async def _load_and_wait(self) -> int:

@@ -58,6 +58,7 @@ from dagexec.server.http import Application
 from dagexec.server.inference import RequestError
 from dagexec.server.metrics import Metrics
 from dagexec.server.repository import Repository
+from dagexec.server.shared_memory import NO_REGIONS
 from dagexec.storage.net_file import save_net
 from dagexec.stress.simulated_cluster import Node
 from dagexec.stress.simulated_disk import DiskCall, Failure, SimulatedDisk, Tree, system_error, write_tree
@@ -178,7 +179,7 @@ class _World:
         metrics = Metrics(lambda: repository.loaded())
         repository = Repository(config, metrics)
         repository.add("cluster", self._deployment())
-        application = Application(repository, Bodies(config.limits), metrics)
+        application = Application(repository, Bodies(config.limits), metrics, NO_REGIONS)
         kind = connections_with(Connections(config.limits))
         settings = uvicorn.Config(application, http=kind, ws="none", lifespan="off", log_config=None, access_log=False)
         settings.load()

@@ -130,7 +130,7 @@ BAD: list[tuple[Any, bytes, str]] = [
         "end within element 0",
     ),
     ({"inputs": [tensor("BYTES", [1], parameters={"binary_data_size": 5})]}, bytes(5), "1 bytes behind its last"),
-    ({"inputs": [tensor("FP32", [4], parameters={"shared_memory_region": "r"})]}, b"", "shared memory is not supp"),
+    ({"inputs": [tensor("FP32", [4], parameters={"shared_memory_region": "r"})]}, b"", "unknown shared memory region"),
     ({"inputs": [], "outputs": [{"name": "y", "parameters": {"shared_memory_region": "r"}}]}, b"", "shared memory"),
     ({"inputs": [], "outputs": [{"name": "y", "parameters": {"classification": 3}}]}, b"", "classification"),
     ({"inputs": [], "outputs": [{"name": "y"}] * 2}, b"", "is there twice"),

@@ -129,7 +129,7 @@ def test_metadata(client: triton.InferenceServerClient) -> None:
         "version": dagexec.__version__,
         "extensions": [
             *("binary_tensor_data", "generate", "model_configuration", "model_repository", "sequence"),
-            *("sequence(string_id)", "statistics"),
+            *("sequence(string_id)", "statistics", "system_shared_memory"),
         ],
     }
     metadata = {
@@ -170,20 +170,11 @@ def test_readiness_and_the_repository(client: triton.InferenceServerClient) -> N
         client.load_model("other")
 
 
-def test_shared_memory_is_refused(client: triton.InferenceServerClient) -> None:
-    for ask in (
-        client.get_system_shared_memory_status,
-        client.get_cuda_shared_memory_status,
-        client.unregister_system_shared_memory,
-        lambda: client.register_system_shared_memory("region", "/region", 8),
-    ):
-        with pytest.raises(InferenceServerException, match="shared memory is not supported") as caught:
+def test_shared_memory_of_devices_is_refused(client: triton.InferenceServerClient) -> None:
+    for ask in (client.get_cuda_shared_memory_status, client.unregister_cuda_shared_memory):
+        with pytest.raises(InferenceServerException, match="shared memory of CUDA is not supported") as caught:
             ask()
         assert caught.value.status() == "501"
-    x = triton.InferInput("x", [1, 3], "FP32")
-    x.set_shared_memory("region", 12)
-    with pytest.raises(InferenceServerException, match="shared memory is not supported"):
-        client.infer("doubled", [x])
 
 
 @pytest.mark.parametrize(

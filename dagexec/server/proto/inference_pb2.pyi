@@ -423,3 +423,38 @@ class RepositoryModelRequest(_message.Message):
 class RepositoryModelResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RegionRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class Region(_message.Message):
+    __slots__ = ("name", "key", "offset", "byte_size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BYTE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    def __init__(self, name: _Optional[str] = ..., key: _Optional[str] = ..., offset: _Optional[int] = ..., byte_size: _Optional[int] = ...) -> None: ...
+
+class RegionsResponse(_message.Message):
+    __slots__ = ("regions",)
+    class RegionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Region
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Region, _Mapping]] = ...) -> None: ...
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    regions: _containers.MessageMap[str, Region]
+    def __init__(self, regions: _Optional[_Mapping[str, Region]] = ...) -> None: ...
+
+class EmptyResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
