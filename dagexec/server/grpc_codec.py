@@ -57,6 +57,9 @@ def request_from(
     for what, count in (("inputs", len(message.inputs)), ("outputs", len(message.outputs))):
         if count > limits.tensors:
             raise RequestError(400, f"{count} {what}; at most {limits.tensors} are taken")
+    for output in message.outputs:
+        if output.parameters and parameters_from(output.parameters).get("classification"):
+            raise RequestError(400, f"output {output.name!r:.80}: classification is not supported")
     names = [tensor.name for tensor in message.inputs]
     if len(set(names)) != len(names):
         raise RequestError(400, f"an input is given twice: {', '.join(map(repr, names)):.200}")
@@ -71,7 +74,9 @@ def request_from(
 
 
 def parameters_from(
-    given: Mapping[str, messages.Parameter] | Mapping[str, messages.RepositoryParameter],
+    given: Mapping[str, messages.Parameter]
+    | Mapping[str, messages.RepositoryParameter]
+    | Mapping[str, messages.LogSetting],
 ) -> dict[str, Parameter]:
     """Parameters as Python's values; one without a value is left out."""
     chosen = {name: message.WhichOneof("value") for name, message in given.items()}

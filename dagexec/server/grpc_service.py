@@ -29,13 +29,14 @@ from dagexec.server.inference import InferenceRequest, RequestError, request_err
 from dagexec.server.parent_span import parent_span
 from dagexec.server.proto import inference_pb2 as messages
 from dagexec.server.repository import Repository
+from dagexec.server.settings import check_unchanged, log_settings, trace_settings
 from dagexec.server.shared_memory import NO_REGIONS, REGION, Regions
 
 SERVICE = "inference.GRPCInferenceService"
 
 EXTENSIONS = (
-    *("model_configuration", "model_repository", "sequence", "sequence(string_id)", "statistics"),
-    "system_shared_memory",
+    *("logging", "model_configuration", "model_repository", "schedule_policy", "sequence", "sequence(string_id)"),
+    *("statistics", "system_shared_memory", "trace"),
 )
 """Of the protocol, those that this service has beyond inference."""
 
@@ -59,6 +60,8 @@ _MESSAGE_CHARACTERS = 2000
 """Of an error's text, which is sent as a header, and clients take few bytes of these."""
 
 _OF_DEVICES = ("Status", "Register", "Unregister")
+
+_SETTING_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
 _IN_SERVICE = 64
 """Requests of one stream that run or wait at one time."""
@@ -180,6 +183,24 @@ class InferenceService:
         await self._repository.unload(request.model_name)
         return messages.RepositoryModelResponse()
 
+    async def trace(self, request: messages.TraceSettings) -> messages.TraceSettings:
+        if request.model_name:
+            self._repository.metadata(request.model_name)
+        settings = trace_settings(self._repository.config.telemetry)
+        check_unchanged(settings, {name: list(one.value) or None for name, one in request.settings.items()})
+        answer = messages.TraceSettings()
+        for name, value in settings.items():
+            answer.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return answer
+
+    async def log(self, request: messages.LogSettings) -> messages.LogSettings:
+        settings = log_settings()
+        check_unchanged(settings, parameters_from(request.settings))
+        answer = messages.LogSettings()
+        for name, value in settings.items():
+            setattr(answer.settings[name], _SETTING_FIELDS[type(value)], value)
+        return answer
+
     async def regions(self, request: messages.RegionRequest) -> messages.RegionsResponse:
         found = self._regions.status(request.name)
         return messages.RegionsResponse(regions={one["name"]: messages.Region(**one) for one in found})
@@ -209,6 +230,8 @@ class InferenceService:
             "RepositoryIndex": (messages.RepositoryIndexRequest, self.repository_index),
             "RepositoryModelLoad": (messages.RepositoryModelRequest, self.load),
             "RepositoryModelUnload": (messages.RepositoryModelRequest, self.unload),
+            "TraceSetting": (messages.TraceSettings, self.trace),
+            "LogSettings": (messages.LogSettings, self.log),
             "SystemSharedMemoryStatus": (messages.RegionRequest, self.regions),
             "SystemSharedMemoryRegister": (messages.Region, self.register),
             "SystemSharedMemoryUnregister": (messages.RegionRequest, self.unregister),

@@ -44,6 +44,7 @@ from dagexec.server.messages import (
 from dagexec.server.metrics import Metrics
 from dagexec.server.parent_span import parent_span
 from dagexec.server.repository import Repository
+from dagexec.server.settings import check_unchanged, log_settings, trace_settings
 from dagexec.server.shared_memory import REGION, Regions
 from dagexec.server.tensors import ProtocolError
 
@@ -53,8 +54,8 @@ Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 EXTENSIONS = (
-    *("binary_tensor_data", "generate", "model_configuration", "model_repository", "sequence", "sequence(string_id)"),
-    *("statistics", "system_shared_memory"),
+    *("binary_tensor_data", "generate", "logging", "model_configuration", "model_repository", "schedule_policy"),
+    *("sequence", "sequence(string_id)", "statistics", "system_shared_memory", "trace"),
 )
 _RUN = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 _LENGTH_NAME = HEADER_LENGTH.lower().encode()
@@ -258,6 +259,11 @@ def _starlette(repository: Repository, bodies: Bodies, metrics: Metrics, regions
         *(Route(f"{path}/ready", endpoints.model_ready) for path in (model, of_version)),
         *(Route(f"{path}/config", endpoints.model_config) for path in (model, of_version)),
         *(Route(f"{path}/stats", endpoints.statistics) for path in (model, of_version)),
+        *(
+            Route(path, endpoints.trace, methods=["GET", "POST"])
+            for path in ("/v2/trace/setting", f"{model}/trace/setting")
+        ),
+        Route("/v2/logging", endpoints.log, methods=["GET", "POST"]),
         Route("/v2/repository/index", endpoints.index, methods=["POST"]),
         Route("/v2/repository/models/{name}/load", endpoints.load, methods=["POST"]),
         Route("/v2/repository/models/{name}/unload", endpoints.unload, methods=["POST"]),
@@ -359,6 +365,22 @@ class _Endpoints:
         """What Prometheus asks for."""
         page, media_type = self._metrics.page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": media_type})
+
+    async def trace(self, request: Request) -> Response:
+        """How runs are traced."""
+        for name in request.path_params.values():
+            self._repository.metadata(name)
+        return await self._settings(request, trace_settings(self._repository.config.telemetry))
+
+    async def log(self, request: Request) -> Response:
+        """What is logged."""
+        return await self._settings(request, log_settings())
+
+    async def _settings(self, request: Request, settings: Mapping[str, object]) -> Response:
+        """The settings, to which a client may not ask for others."""
+        if request.method == "POST":
+            check_unchanged(settings, await self._message(request))
+        return JSONResponse(settings)
 
     async def regions(self, request: Request) -> Response:
         """The regions of shared memory that are registered, or one of them."""

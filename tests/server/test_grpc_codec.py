@@ -76,7 +76,7 @@ def test_everything_else_of_a_request_is_read() -> None:
     message = raw("UINT8", [1], b"\x07")
     message.model_version = "3"
     message.id = "an id"
-    message.outputs.add(name="y").parameters["classification"].int64_param = 3
+    message.outputs.add(name="y").parameters["other"].int64_param = 3
     message.parameters["priority"].uint64_param = 2
     message.parameters["flag"].bool_param = False
     message.parameters["empty"].SetInParent()

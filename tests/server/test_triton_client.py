@@ -128,8 +128,8 @@ def test_metadata(client: triton.InferenceServerClient) -> None:
         "name": "dagexec",
         "version": dagexec.__version__,
         "extensions": [
-            *("binary_tensor_data", "generate", "model_configuration", "model_repository", "sequence"),
-            *("sequence(string_id)", "statistics", "system_shared_memory"),
+            *("binary_tensor_data", "generate", "logging", "model_configuration", "model_repository"),
+            *("schedule_policy", "sequence", "sequence(string_id)", "statistics", "system_shared_memory", "trace"),
         ],
     }
     metadata = {

@@ -458,3 +458,47 @@ class RegionsResponse(_message.Message):
 class EmptyResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class TraceSetting(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, value: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TraceSettings(_message.Message):
+    __slots__ = ("settings", "model_name")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: TraceSetting
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[TraceSetting, _Mapping]] = ...) -> None: ...
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.MessageMap[str, TraceSetting]
+    model_name: str
+    def __init__(self, settings: _Optional[_Mapping[str, TraceSetting]] = ..., model_name: _Optional[str] = ...) -> None: ...
+
+class LogSetting(_message.Message):
+    __slots__ = ("bool_param", "uint32_param", "string_param")
+    BOOL_PARAM_FIELD_NUMBER: _ClassVar[int]
+    UINT32_PARAM_FIELD_NUMBER: _ClassVar[int]
+    STRING_PARAM_FIELD_NUMBER: _ClassVar[int]
+    bool_param: bool
+    uint32_param: int
+    string_param: str
+    def __init__(self, bool_param: bool = ..., uint32_param: _Optional[int] = ..., string_param: _Optional[str] = ...) -> None: ...
+
+class LogSettings(_message.Message):
+    __slots__ = ("settings",)
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: LogSetting
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[LogSetting, _Mapping]] = ...) -> None: ...
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.MessageMap[str, LogSetting]
+    def __init__(self, settings: _Optional[_Mapping[str, LogSetting]] = ...) -> None: ...
