@@ -105,9 +105,6 @@ def squared_softmax_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(module, name).copy())
     exec(compile(ROWS, "squared_softmax.py", "exec"), {"__name__": "squared_softmax"})
-    for op_type in ("SquaredSoftmax", "SquaredSoftmaxGradient"):
-        expressions.register_expression(op_type)
-        expressed.register_expression(op_type)
 
 
 @pytest.mark.usefixtures("squared_softmax_of_the_page")

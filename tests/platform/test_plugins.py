@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import threading
@@ -103,6 +104,17 @@ def test_an_operator_is_imported_when_its_type_is_asked_for_and_no_other_is(inst
     assert "own_second" not in sys.modules
     assert registry.registered_engines("OwnFirst") == registry.registered_engines("Celu")
     assert registry.is_registered("OwnFirstGradient")
+
+
+@pytest.mark.slow
+def test_an_operator_that_is_an_expression_is_one_on_cuda_whenever_it_comes(install: Install) -> None:
+    assert registry.registered_engines("Celu", "cuda") == ["DEFAULT"]
+    modules = {"own_first": OPERATOR.format(name="OwnFirst"), "own_second": OPERATOR.format(name="OwnSecond")}
+    install(modules, {"operators": {"OwnFirst": "own_first"}})
+    assert registry.registered_engines("OwnFirst", "cuda") == ["DEFAULT"]
+    importlib.import_module("own_second")
+    assert registry.registered_engines("OwnSecond", "cuda") == ["DEFAULT"]
+    assert registry.registered_engines("OwnSecondGradient", "cuda") == ["DEFAULT"]
 
 
 def test_a_node_of_onnx_is_the_operator_of_a_module_of_several(install: Install) -> None:
