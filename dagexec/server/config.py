@@ -17,6 +17,7 @@ from dagexec.errors import DagexecError, SettingError
 from dagexec.executor.source.loading import ZOO_PREFIX, ModelSource
 from dagexec.options import BatchPadding, CompileOptions
 from dagexec.platform.records import dataclass
+from dagexec.server.access import Certificates
 from dagexec.server.described_pipeline import DESCRIPTION_KEYS, DescribedPipeline, check_python_steps
 from dagexec.server.limits import Limits
 
@@ -32,6 +33,9 @@ __all__ = [
 
 MAX_QUEUED = 100
 """Requests that wait for a model, unless its configuration says otherwise."""
+
+FILES = ("certificate", "private_key", "client_certificates", "token_file")
+"""Settings of the server that name a file, relative to the folder of theirs."""
 
 _NOT_IN_FILES = frozenset(("calibration", "metrics", "pool", "progress", "run_times", "telemetry", "when_full"))
 
@@ -210,6 +214,9 @@ class ServerConfig:
         python_steps: pipelines of the file may have Python functions as stages, which are imported and called.
         telemetry: create an OpenTelemetry span for each run, under that which the client names (`traceparent`).
         shared_memory: keys of system shared memory that clients may register; `prefix*` for all that begin so.
+        certificate, private_key: files in PEM with which the server speaks TLS, over HTTP and gRPC.
+        client_certificates: a file with the authorities that sign clients' certificates, which all then need to have.
+        token_file: a file with the token that requests have as `Authorization: Bearer TOKEN`, but for those of health.
         limits: of requests and connections.
     """
 
@@ -225,6 +232,10 @@ class ServerConfig:
     python_steps: bool = False
     telemetry: bool = False
     shared_memory: Sequence[str] = ()
+    certificate: Path | None = None
+    private_key: Path | None = None
+    client_certificates: Path | None = None
+    token_file: Path | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -242,11 +253,27 @@ class ServerConfig:
         for flag in ("control", "control_settings", "strict", "python_steps", "telemetry"):
             if not isinstance(getattr(self, flag), bool):
                 raise SettingError(f"{flag} must be true or false, not {getattr(self, flag)!r:.80}")
+        for name in FILES:
+            path = getattr(self, name)
+            if path is not None and (not isinstance(path, str | PathLike) or not str(path)):
+                raise SettingError(f"{name} must be a file, not {path!r:.80}")
+            object.__setattr__(self, name, None if path is None else Path(path))
+        if (self.certificate is None) != (self.private_key is None):
+            raise SettingError("certificate and private_key are given together")
+        if self.client_certificates is not None and self.certificate is None:
+            raise SettingError("client_certificates need TLS: certificate and private_key")
         if isinstance(self.shared_memory, str) or not _are_texts(self.shared_memory) or "" in self.shared_memory:
             raise SettingError(f"shared_memory must be a list of keys, not {self.shared_memory!r:.80}")
         object.__setattr__(self, "shared_memory", tuple(self.shared_memory))
         if not _is_real(self.drain_seconds) or not 0 <= self.drain_seconds < math.inf:
             raise SettingError(f"drain_seconds must be 0 or more, not {self.drain_seconds!r:.80}")
+
+    @property
+    def certificates(self) -> Certificates | None:
+        """Those for TLS, None without."""
+        if self.certificate is None or self.private_key is None:
+            return None
+        return Certificates(self.certificate, self.private_key, self.client_certificates)
 
     def with_models(self, named: Sequence[str]) -> ServerConfig:
         """This configuration with models given as NAME=SOURCE, or as `zoo:NAME` alone. Raises SettingError."""
@@ -286,6 +313,9 @@ def _config(tables: Mapping[str, Any], folder: Path) -> ServerConfig:
         if pipeline.name in served:
             raise SettingError(f"there are two models or pipelines {pipeline.name!r}")
         served[pipeline.name] = pipeline
+    for one in FILES:
+        if isinstance(server.get(one), str) and server[one]:
+            server[one] = folder / server[one]
     return ServerConfig(**server, limits=Limits(**limits), models=served)
 
 

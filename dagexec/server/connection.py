@@ -205,7 +205,10 @@ class Connection(HttpToolsProtocol):
         self.pipeline.clear()
         self.transport.set_protocol(self)  # not the body that it may be receiving
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:  # TLS has no half of a connection
+            self.transport.close()
         self._await_client()
 
     def shutdown(self) -> None:

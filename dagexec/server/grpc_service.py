@@ -16,6 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from dagexec.errors import SettingError
+from dagexec.server.access import OPEN, Access, Certificates
 from dagexec.server.bodies import Bodies, Held
 from dagexec.server.grpc_codec import (
     metadata_message,
@@ -42,6 +43,7 @@ EXTENSIONS = (
 
 _CODES: Mapping[int, grpc.StatusCode] = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -60,6 +62,8 @@ _MESSAGE_CHARACTERS = 2000
 """Of an error's text, which is sent as a header, and clients take few bytes of these."""
 
 _OF_DEVICES = ("Status", "Register", "Unregister")
+
+_OPEN_CALLS = ("ServerLive", "ServerReady")
 
 _SETTING_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
@@ -81,6 +85,7 @@ class InferenceService:
         bodies: Bodies | None = None,
         error_answered: Callable[[int], object] = lambda status: None,
         regions: Regions = NO_REGIONS,
+        access: Access = OPEN,
     ) -> None:
         """`name` and `version` are the server's own.
 
@@ -95,6 +100,7 @@ class InferenceService:
         self._calls = _Calls(self.limits.connections)
         self._error_answered = error_answered
         self._regions = regions
+        self._access = access
 
     async def server_live(self, request: messages.ServerLiveRequest) -> messages.ServerLiveResponse:
         return messages.ServerLiveResponse(live=True)
@@ -238,12 +244,15 @@ class InferenceService:
             **{f"CudaSharedMemory{call}": (messages.RegionRequest, self.device_memory) for call in _OF_DEVICES},
         }
         found: dict[str, grpc.RpcMethodHandler[Any, Any]]
-        found = {name: grpc.stream_unary_rpc_method_handler(self._answering(*call)) for name, call in calls.items()}
+        found = {
+            name: grpc.stream_unary_rpc_method_handler(self._answering(*call, is_open=name in _OPEN_CALLS))
+            for name, call in calls.items()
+        }
         found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._answer_stream)
         return grpc.method_handlers_generic_handler(SERVICE, found)
 
     def _answering(
-        self, kind: type[Message], call: Callable[[Any], Awaitable[Message]]
+        self, kind: type[Message], call: Callable[[Any], Awaitable[Message]], *, is_open: bool
     ) -> Callable[[object, _Context], Awaitable[bytes]]:
         """A handler from bytes to bytes, which ends a failed call with a code.
 
@@ -253,6 +262,8 @@ class InferenceService:
 
         async def answer(_: object, context: _Context) -> bytes:
             try:
+                if not is_open:
+                    self._check_access(context)
                 with self._calls.place():
                     data = await _Client(self._calls, context, self.limits.body_seconds).message()
                     if data is None:
@@ -269,6 +280,7 @@ class InferenceService:
         """Requests run side by side, and are answered in the order in which they came."""
         refused: RequestError | None = None
         try:
+            self._check_access(context)
             with self._calls.place():
                 async with asyncio.TaskGroup() as tasks:
                     refused = await self._read_stream(context, tasks)
@@ -326,6 +338,11 @@ class InferenceService:
             model_name=request.model_name, model_version=request.model_version, id=request.id
         )
         yield messages.ModelStreamInferResponse(error_message=str(refused), infer_response=failed)
+
+    def _check_access(self, context: _Context) -> None:
+        """Raise RequestError (401) for a client without the token."""
+        sent = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+        self._access.check(sent[0].encode() if sent and isinstance(sent[0], str) else None)
 
     @contextmanager
     def _held(self, data: bytes) -> Iterator[None]:
@@ -413,7 +430,9 @@ class _Client:
 
 
 @asynccontextmanager
-async def serve_grpc(service: InferenceService, host: str, port: int) -> AsyncIterator[int]:
+async def serve_grpc(
+    service: InferenceService, host: str, port: int, certificates: Certificates | None = None
+) -> AsyncIterator[int]:
     """Take calls while the context is open; its value is the port, which is any free one if 0 is given.
 
     Within the limits of `service`: `body_bytes` of a message, `connections` as calls at one time, `header_seconds` for
@@ -431,15 +450,28 @@ async def serve_grpc(service: InferenceService, host: str, port: int) -> AsyncIt
         ("grpc.so_reuseport", 0),
     ]
     server = grpc.aio.server(handlers=[service.handlers()], options=options)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-    except RuntimeError as error:
+        if certificates is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, _credentials(certificates))
+    except (OSError, RuntimeError) as error:
         raise SettingError(f"gRPC cannot listen on {host}, port {port}: {error}") from error
     await server.start()
     try:
         yield bound
     finally:
         await server.stop(limits.body_seconds)
+
+
+def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """For TLS. Raises OSError."""
+    pair = certificates.private_key.read_bytes(), certificates.certificate.read_bytes()
+    clients = certificates.client_certificates
+    return grpc.ssl_server_credentials(
+        [pair], None if clients is None else clients.read_bytes(), require_client_auth=clients is not None
+    )
 
 
 def _milliseconds(seconds: float) -> int:

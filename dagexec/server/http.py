@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from dagexec.server.access import OPEN, Access
 from dagexec.server.bodies import Bodies, ClientGoneError, Held, Receive, accepted_encoding, compressed
 from dagexec.server.connection import Exchange, exchange_of
 from dagexec.server.inference import (
@@ -58,6 +59,7 @@ EXTENSIONS = (
     *("sequence", "sequence(string_id)", "statistics", "system_shared_memory", "trace"),
 )
 _RUN = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
+_OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 _LENGTH_NAME = HEADER_LENGTH.lower().encode()
 _LARGE = 64 << 10  # bytes of JSON that a thread parses, so that others have their turn
 _JSON = (b"content-type", b"application/json")
@@ -68,8 +70,11 @@ _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-cont
 class Application:
     """The ASGI application of a server."""
 
-    def __init__(self, repository: Repository, bodies: Bodies, metrics: Metrics, regions: Regions) -> None:
+    def __init__(
+        self, repository: Repository, bodies: Bodies, metrics: Metrics, regions: Regions, access: Access = OPEN
+    ) -> None:
         """Its limits are those of the repository's configuration."""
+        self._access = access
         self._repository = repository
         self._limits = repository.config.limits
         self._bodies = bodies
@@ -83,6 +88,13 @@ class Application:
                 await send({"type": "websocket.close", "code": 1000})
             return
         exchange = exchange_of(scope)
+        if scope["path"] not in _OPEN_PATHS:
+            try:
+                self._access.check(next((value for name, value in scope["headers"] if name == b"authorization"), None))
+            except RequestError as error:
+                refused = _error_response(error, {"WWW-Authenticate": "Bearer"})
+                await exchange.answer(refused.status_code, refused.raw_headers, [refused.body])
+                return
         path = _RUN.fullmatch(scope["path"])
         if path is None or scope["method"] != "POST":
             await self._others(scope, receive, _Answer(exchange, scope["method"]))
@@ -238,8 +250,9 @@ def _event(data: Mapping[str, Any]) -> bytes:
     return b"data: %b\n\n" % json.dumps(data).encode()
 
 
-def _error_response(error: RequestError) -> Response:
-    headers = None if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+def _error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+    if error.retry_after is not None:
+        headers = {"Retry-After": str(error.retry_after)}
     return JSONResponse({"error": str(error)}, error.status, headers)
 
 

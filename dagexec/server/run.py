@@ -6,12 +6,13 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import uvicorn
@@ -19,6 +20,7 @@ from anyio.abc import TaskStatus
 
 from dagexec.errors import DagexecError, SettingError
 from dagexec.platform.extras import install_command
+from dagexec.server.access import Certificates, access_by
 from dagexec.server.bodies import Bodies
 from dagexec.server.config import ServerConfig
 from dagexec.server.connection import Connection, Connections, connections_with
@@ -55,6 +57,7 @@ class Server:
         self.repository = Repository(config, self._metrics, clock=clock)
         self.bodies = Bodies(config.limits)
         self._regions = Regions(config.shared_memory, config.limits)
+        self._access = access_by(config.token_file)
         self.url = ""
         self.grpc_address = ""
         self._stop = anyio.Event()
@@ -68,7 +71,7 @@ class Server:
         listener = _listener(self.config)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{port}"
+        self.url = f"{'http' if self.config.certificate is None else 'https'}://{shown}:{port}"
         _allow_connections(self.config.limits.connections)
         async with AsyncExitStack() as ending:
             ending.callback(listener.close)
@@ -80,9 +83,8 @@ class Server:
         return status
 
     async def _serve(self, listener: socket.socket, listening: Callable[[], object] | None, *, signals: bool) -> int:
-        http = _Http(
-            Application(self.repository, self.bodies, self._metrics, self._regions), self.config.limits, self._metrics
-        )
+        application = Application(self.repository, self.bodies, self._metrics, self._regions, self._access)
+        http = _Http(application, self.config.limits, self._metrics, self.config.certificates)
         async with anyio.create_task_group() as serving:
             serving.start_soon(http.serve, [listener])
             serving.start_soon(self._end_idle_sequences)
@@ -108,8 +110,10 @@ class Server:
             raise DagexecError(f"gRPC needs grpcio ({error}); install it with: {install_command('grpc')}") from error
         counted = partial(self._metrics.error_answered, "grpc")
         name, own_version = self.config.name, version("dagexec")
-        service = InferenceService(self.repository, name, own_version, self.bodies, counted, self._regions)
-        return serve_grpc(service, self.config.host, port)
+        service = InferenceService(
+            self.repository, name, own_version, self.bodies, counted, self._regions, self._access
+        )
+        return serve_grpc(service, self.config.host, port, self.config.certificates)
 
     async def _load_and_wait(self) -> int:
         """Load all models, and wait for `stop`; the exit status."""
@@ -154,7 +158,10 @@ class Server:
 class _Http(uvicorn.Server):
     """HTTP on a socket; signals are not its business."""
 
-    def __init__(self, application: Application, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self, application: Application, limits: Limits, metrics: Metrics, certificates: Certificates | None
+    ) -> None:
+        """Raises SettingError for certificates that cannot be used."""
         self.connections = Connections(limits, partial(metrics.error_answered, "http"))
         settings = uvicorn.Config(
             application,
@@ -166,7 +173,12 @@ class _Http(uvicorn.Server):
             server_header=False,
             date_header=False,
             backlog=2048,
+            **_tls(certificates),
         )
+        try:
+            settings.load()
+        except OSError as error:
+            raise SettingError(f"certificates: {error}") from error
         super().__init__(settings)
         self.ended = anyio.Event()
 
@@ -213,6 +225,19 @@ class _Http(uvicorn.Server):
         now = anyio.current_time()
         for connection in self._open():
             connection.check(now)
+
+
+def _tls(certificates: Certificates | None) -> dict[str, Any]:
+    """The settings of uvicorn."""
+    if certificates is None:
+        return {}
+    clients = certificates.client_certificates
+    return {
+        "ssl_certfile": certificates.certificate,
+        "ssl_keyfile": certificates.private_key,
+        "ssl_ca_certs": clients,
+        "ssl_cert_reqs": ssl.CERT_NONE if clients is None else ssl.CERT_REQUIRED,
+    }
 
 
 def _listener(config: ServerConfig) -> socket.socket:
