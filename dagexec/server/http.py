@@ -43,6 +43,7 @@ from dagexec.server.messages import (
     write_response,
 )
 from dagexec.server.metrics import Metrics
+from dagexec.server.openapi import PATHS, page
 from dagexec.server.parent_span import parent_span
 from dagexec.server.repository import Repository
 from dagexec.server.settings import check_unchanged, log_settings, trace_settings
@@ -259,30 +260,13 @@ def _error_response(error: RequestError, headers: Mapping[str, str] | None = Non
 def _starlette(repository: Repository, bodies: Bodies, metrics: Metrics, regions: Regions) -> Starlette:
     """The application for everything but inference."""
     endpoints = _Endpoints(repository, bodies, metrics, regions)
-    model, of_version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
-    memory, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"
     routes = [
-        Route("/v2", endpoints.server),
+        Route(one.path, getattr(endpoints, one.endpoint), methods=[one.method])
+        for one in PATHS
+        if one.endpoint != "run"
+    ]
+    routes += [
         Route("/v2/", endpoints.server),
-        Route("/metrics", endpoints.metrics),
-        Route("/v2/health/live", endpoints.live),
-        Route("/v2/health/ready", endpoints.ready),
-        Route("/v2/models/stats", endpoints.statistics),
-        *(Route(path, endpoints.model) for path in (model, of_version)),
-        *(Route(f"{path}/ready", endpoints.model_ready) for path in (model, of_version)),
-        *(Route(f"{path}/config", endpoints.model_config) for path in (model, of_version)),
-        *(Route(f"{path}/stats", endpoints.statistics) for path in (model, of_version)),
-        *(
-            Route(path, endpoints.trace, methods=["GET", "POST"])
-            for path in ("/v2/trace/setting", f"{model}/trace/setting")
-        ),
-        Route("/v2/logging", endpoints.log, methods=["GET", "POST"]),
-        Route("/v2/repository/index", endpoints.index, methods=["POST"]),
-        Route("/v2/repository/models/{name}/load", endpoints.load, methods=["POST"]),
-        Route("/v2/repository/models/{name}/unload", endpoints.unload, methods=["POST"]),
-        *(Route(f"{path}/status", endpoints.regions) for path in (memory, region)),
-        Route(f"{region}/register", endpoints.register, methods=["POST"]),
-        *(Route(f"{path}/unregister", endpoints.unregister, methods=["POST"]) for path in (memory, region)),
         Route("/v2/cudasharedmemory/{rest:path}", endpoints.device_memory, methods=["GET", "POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={RequestError: _refused, HTTPException: _not_served})
@@ -314,6 +298,10 @@ class _Endpoints:
         """What server this is."""
         name = self._repository.config.name
         return JSONResponse({"name": name, "version": version("dagexec"), "extensions": EXTENSIONS})
+
+    async def openapi(self, request: Request) -> Response:
+        """What can be asked here."""
+        return JSONResponse(page(self._repository.config.token_file is not None))
 
     async def live(self, request: Request) -> Response:
         """It answers, so it lives."""
