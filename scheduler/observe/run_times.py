@@ -7,7 +7,7 @@ several executors, and from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import field
 
 from dagexec.platform.records import dataclass
@@ -21,12 +21,6 @@ class Phases:
     fed: float = 0.0
     ran: float = 0.0
     fetched: float = 0.0
-
-    def plus(self, count: int, fed: float, ran: float, fetched: float) -> Phases:
-        """With `count` times a run of these seconds."""
-        return Phases(
-            self.count + count, self.fed + count * fed, self.ran + count * ran, self.fetched + count * fetched
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +45,33 @@ class RunTimes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._totals = RunTotals()
+        self._requests = [0, 0.0, 0.0, 0.0]
+        self._waited = 0.0
+        self._rows = 0
+        self._runs: dict[int, list[float]] = {}
 
-    def record(self, size: int, requests: Iterable[tuple[int, float]], fed: float, ran: float, fetched: float) -> None:
+    def record(self, size: int, requests: Sequence[tuple[int, float]], fed: float, ran: float, fetched: float) -> None:
         """A run of `size` rows is over. Its `requests` had so many rows each, and waited for so many seconds."""
         with self._lock:
-            before = self._totals
-            of_requests, waited, rows = before.requests, before.waited, before.rows
-            for own_rows, own_wait in requests:
-                of_requests = of_requests.plus(1, fed, ran, fetched)
-                waited += own_wait
-                rows += own_rows
-            runs = {**before.runs, size: before.runs.get(size, Phases()).plus(1, fed, ran, fetched)}
-            self._totals = RunTotals(of_requests, waited, rows, runs)
+            runs = self._runs.get(size)
+            if runs is None:
+                runs = self._runs[size] = [0, 0.0, 0.0, 0.0]
+            for sums, count in ((runs, 1), (self._requests, len(requests))):
+                sums[0] += count
+                sums[1] += count * fed
+                sums[2] += count * ran
+                sums[3] += count * fetched
+            for rows, waited in requests:
+                self._rows += rows
+                self._waited += waited
 
     @property
     def totals(self) -> RunTotals:
         """Those so far."""
         with self._lock:
-            return self._totals
+            runs = {size: _phases(sums) for size, sums in self._runs.items()}
+            return RunTotals(_phases(self._requests), self._waited, self._rows, runs)
+
+
+def _phases(sums: Sequence[float]) -> Phases:
+    return Phases(int(sums[0]), *sums[1:])
