@@ -106,6 +106,9 @@ class Clocked:
     def get_write_buffer_size(self) -> int:
         return self.unread
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         self.ended = True
 
