@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 PARTS = 64
-QUICK_PARTS, MANY = 4, 4
+QUICK_PARTS, MANY = 8, 4
 ROOT = Path(__file__).parent.parent
 _LEFT_OUT = "left out"  # key of what a worker of xdist sends
 _PART: pytest.StashKey[int | None] = pytest.StashKey()

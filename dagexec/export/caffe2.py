@@ -19,6 +19,7 @@ from dagexec.core.operator_def import op
 from dagexec.core.proto import MetaNetDef, NetDef, OperatorDef
 from dagexec.errors import ArgumentError, OutputError
 from dagexec.frontend import predictor as file
+from dagexec.platform.disk import make_folders
 from dagexec.platform.files import write_atomically
 from dagexec.storage.blob_file import write_blobs
 
@@ -104,7 +105,7 @@ def save_nets(model: Model, folder: str | os.PathLike[str]) -> None:
     predict.external_input[:] = [*full.inputs, *full.parameters]
     predict.external_output[:] = full.outputs
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        make_folders(place)
     except OSError as error:
         raise OutputError(f"{place}: {error.strerror}") from None
     for name, net in (("init_net.pb", init), ("predict_net.pb", predict)):

@@ -74,6 +74,7 @@ async def test_nothing_is_compiled_or_prepared_in_the_thread_of_the_event_loop()
     await executor.aclose()
     waiting = {"compile_async", "requests.waiting"}
     assert {name for name in seen if name.removeprefix("dagexec.executor.") not in waiting} <= {
+        "dagexec.platform.locks",
         "dagexec.platform.threads",
         "dagexec.platform.shutdown",
         "dagexec.platform.lazy",

@@ -60,6 +60,8 @@ def of_groups() -> Iterator[Case]:
         for shape in ((7,), (10,), (300,), (1000,), (5, 130)):
             yield case(name, batch(*shape, draw=positive), batch(*shape))
         yield case(name, batch(6, 5, draw=positive), batch(6, 5), axis=1, single_axis=1)
+    yield case("GroupSpatialSoftmaxGradient", *[batch(6, 4, 5)] * 2, num_classes=3)
+    yield case("IntegralImageGradient", batch(3, 4, 5), batch(3, 5, 6))
     x = batch(7, 100)
     yield case("LayerNormGradient", x, x, axis=2)
     yield case("LayerNormGradient", x, x, constant(100), constant(100), outputs=3, unread=2, axis=2)

@@ -180,6 +180,9 @@ def normalizations() -> Iterator[Case]:
     """Over what belongs to one example."""
     yield case("LayerNorm", batch(7, 100), axis=2, outputs=3)
     yield case("LayerNorm", batch(7, 10), axis=1, outputs=3)
+    yield case("C10LayerNorm_DontUseThisOpYet", batch(7, 100), axis=2, outputs=3)
+    yield case("GroupSpatialSoftmax", batch(6, 4, 5), num_classes=3)
+    yield case("IntegralImage", batch(3, 4, 5))
     yield case("RootMeanSquareNorm", batch(7, 100), constant(100))
     yield case("InstanceNorm", batch(8, 9, 9), constant(8), constant(8))
     yield case("GroupNorm", batch(8, 9, 9), constant(8), constant(8), group=4)
@@ -280,12 +283,14 @@ def along_other_axes() -> Iterator[Case]:
 def moved() -> Iterator[Case]:
     """Elements that go elsewhere as they are."""
     x = batch(4, 6)
-    for name in ("Alias", "AliasWithName", "EnsureDense", "StopGradient", "Copy"):
+    for name in ("Alias", "AliasWithName", "EnsureDense", "NegateGradient", "StopGradient", "Copy"):
         yield case(name, x)
     yield case("Dropout", x, is_test=1)
     yield case("Flatten", batch(2, 3, 4))
     yield case("Flatten", batch(2, 3, 4), axis=2)
     yield case("FlattenToVec", x)
+    yield case("PrependDim", x, dim_size=1)
+    yield case("MergeDim", x)
     yield case("ExpandDims", x, dims=[0, 2])
     yield case("Squeeze", examples_at(1, 1, 1, 5), dims=[0])
     yield case("Reshape", batch(6, 4), outputs=2, unread=1, shape=[-1, 4])
@@ -319,6 +324,7 @@ def quantized() -> Iterator[Case]:
     yield case("DequantizeLinear", batch(4, 5, draw=UINT8), scale, zero)
     x, w = batch(300, draw=UINT8), constant(100, 300, draw=INT8)
     yield case("QuantFC", x, w, scale, constant(100, draw=integers(-99, 99, np.int32)), bias=1, x_scale=0.5)
+    yield case("AddFixedPoint", x, x, a_scale=0.5, b_scale=0.25, y_scale=0.5)
     yield case("QuantAdd", x, x, x_scale=0.5, add_scale=0.25, post_ops=["add:1"])
     yield case("MatMulInteger", x, constant(300, 40, draw=INT8))
     yield case("MatMulInteger", batch(4, 30, draw=UINT8), batch(30, 5, draw=INT8), constant_values(np.uint8(9)))

@@ -115,10 +115,14 @@ class _Message(WorldOperator):
     """Of this rank and another, which an input or an argument says, and so a tag."""
 
     def peer(self, name: str, place: int) -> tuple[int, int]:
-        """The other rank, and the tag. Raises ArgumentError where nothing says the rank."""
+        """The other rank, and the tag. Raises ArgumentError where nothing says the rank, ShapeError for no integers."""
         if len(self.input_blobs) > place:
-            rank, tag = (int(self.x(index).reshape(-1)[0]) for index in (place, place + 1))
-            return rank, tag
+            if len(self.input_blobs) != place + 2:
+                raise ShapeError(f"{self.label}: an input for the other rank needs one for the tag behind it")
+            numbers = [self.x(index).reshape(-1) for index in (place, place + 1)]
+            if any(number.size != 1 or number.dtype.kind not in "iu" for number in numbers):
+                raise ShapeError(f"{self.label}: the other rank and the tag must be one integer each")
+            return int(numbers[0][0]), int(numbers[1][0])
         if name not in self.arguments:
             raise ArgumentError(f"{self.label}: argument {name!r} must be the other rank")
         return self.arguments.int(name, 0), self.arguments.int("tag", 0)

@@ -5,7 +5,6 @@ What waits for a key looks again and again, as others may set it from anywhere.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dagexec.errors import DagexecError, StorageError
+from dagexec.platform.disk import make_folders
 from dagexec.platform.files import write_atomically
 
 STORE_TIMEOUT = 30.0
@@ -65,7 +65,7 @@ class FileStore(Store):
         super().__init__(timeout)
         self._folder, self._prefix = folder, prefix
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folders(folder)
         except OSError as error:
             raise StorageError(f"{folder}: {error.strerror}") from None
 
@@ -78,6 +78,8 @@ class FileStore(Store):
 
     def add(self, key: str, value: int) -> int:
         """Under a lock of the operating system, beside the file."""
+        import fcntl  # which Windows does not have
+
         path = self._path(key)
         with open(f"{path}%lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -117,7 +117,8 @@ def infer_string_join(call: OperatorCall) -> list[TensorType]:
 def string_join(call: OperatorCall, x: Array) -> Sequence[Array]:
     """Row by row."""
     delimiter = call.arguments.string("delimiter", ",").encode(errors="surrogateescape")
-    rows = np.moveaxis(x, call.axis("axis", 0, x.ndim), 0).reshape(x.shape[call.axis("axis", 0, x.ndim)], -1)
+    rows = np.moveaxis(x, call.axis("axis", 0, x.ndim), 0)
+    rows = rows[:, None] if x.ndim == 1 else rows
     found = np.empty(len(rows), np.object_)
     found[:] = [b"".join(_written(element) + delimiter for element in row.tolist()) for row in rows]
     return [found]

@@ -8,7 +8,7 @@ import numpy as np
 
 from dagexec.core.dtypes import FLOAT32, FLOAT64
 from dagexec.core.gradient import GradientOperators, GradientRequest, gradient_of
-from dagexec.core.rows import first_axis
+from dagexec.core.rows import along_axis, first_axis
 from dagexec.core.schema import OperatorCall, TensorType
 from dagexec.ops.base.array_function import array_function
 from dagexec.ops.base.blocks import Array
@@ -41,6 +41,7 @@ def _sums(x: Array) -> Array:
 def infer_integral_image_gradient(call: OperatorCall) -> list[TensorType]:
     """As X."""
     call.require_types(0, FLOAT32, FLOAT64)
+    call.require_same_type()
     batch, channels, height, width = call.require_rank(0, 4)
     call.require_shape(1, (batch, channels, height + 1, width + 1), "that of Y")
     return [call.inputs[0]]
@@ -53,7 +54,7 @@ def infer_integral_image_gradient(call: OperatorCall) -> list[TensorType]:
     "is sums up to the last one. Gradients that are made here are right.",
     input_names=("X", "dY"),
     output_names=("dX",),
-    rows=first_axis,
+    rows=along_axis(0, 0, 1),
 )
 def integral_image_gradient(_call: OperatorCall, _x: Array, dy: Array) -> Sequence[Array]:
     """Sums along both axes."""
