@@ -1,16 +1,14 @@
 """Locks for `with` that no signal leaves held.
 
 Up to CPython 3.13 nothing comes between the `__enter__` of an interpreter's lock and the block. CPython 3.14 looks for
-signals there: Ctrl-C raises behind a lock that is taken, and before the block that releases it. There these locks know
-whether they were taken when an error comes, and let go; before 3.14 they are those of `threading`.
+signals there: Ctrl-C raises behind a lock that is taken, and before the block that releases it. There these locks are
+taken where it does not look; before 3.14 they are those of `threading`.
 """
 
 from __future__ import annotations
 
-import _thread
 import sys
 import threading
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,23 +37,14 @@ class Lock(Mutex, Protocol):
 
 
 _LEAVES_LOCKS_HELD: bool = sys.version_info >= (3, 14)
-_ONCE = (True,)
 
 
-def _enter(acquire: Callable[[bool], bool], release: Callable[[], None]) -> bool:
-    """Take a lock. Calls of C end before signals are looked for, so `taken` tells what has happened."""
-    taken: list[bool] = []
-    try:
-        taken.extend(map(acquire, _ONCE))
-    except BaseException:
-        if taken:
-            release()
-        raise
-    return True
+class _Entered:
+    """A lock of the interpreter that a loop takes.
 
-
-class _Lock:
-    """A lock of the interpreter; `__exit__` is its own, which releases before signals are looked for."""
+    CPython looks for signals after each call that an expression makes, but not when a loop asks its iterator for the
+    next item, which here takes the lock: it is taken, and `__enter__` returns, without such a look between.
+    """
 
     if TYPE_CHECKING:
 
@@ -63,35 +52,35 @@ class _Lock:
             self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
         ) -> None: ...
 
-    __slots__ = ("__exit__", "acquire", "locked", "release")
+    __slots__ = ("__exit__", "_takings", "acquire", "release")
+
+    def __init__(self, lock: Lock | threading.RLock) -> None:
+        self.acquire, self.release = lock.acquire, lock.release
+        self.__exit__ = lock.__exit__  # type: ignore[method-assign]
+        self._takings = iter(lock.acquire, None)  # endless: `acquire` returns True
+
+    def __enter__(self) -> bool:
+        for taken in self._takings:
+            return taken
+        raise AssertionError("a lock was not waited for")
+
+
+class _Lock(_Entered):
+    __slots__ = ("locked",)
 
     def __init__(self) -> None:
         lock = threading.Lock()
-        self.acquire, self.release, self.locked = lock.acquire, lock.release, lock.locked
-        self.__exit__ = lock.__exit__  # type: ignore[method-assign]
-
-    def __enter__(self) -> bool:
-        return _enter(self.acquire, self.release)
+        super().__init__(lock)
+        self.locked = lock.locked
 
 
-class _RLock(_thread.RLock):  # type: ignore[misc]  # only typeshed has it final
-    """One that its holder may take again."""
+class _RLock(_Entered):
+    __slots__ = ("_is_owned",)
 
-    def __enter__(self) -> bool:  # type: ignore[override]
-        return _enter(self.acquire, self.release)
-
-
-class _OwnedLock(_thread.RLock):  # type: ignore[misc]
-    """One that its holder does not take again: held is taken, which is found in half the time."""
-
-    def __enter__(self) -> bool:  # type: ignore[override]
-        try:
-            self.acquire()
-        except BaseException:
-            if self._is_owned():  # type: ignore[attr-defined]  # `threading.Condition` asks so, too
-                self.release()
-            raise
-        return True
+    def __init__(self) -> None:
+        lock = threading.RLock()
+        super().__init__(lock)
+        self._is_owned = lock._is_owned  # type: ignore[attr-defined]  # `threading.Condition` asks so, too
 
 
 def new_lock() -> Lock:
@@ -102,8 +91,3 @@ def new_lock() -> Lock:
 def new_rlock() -> Mutex:
     """As `threading.RLock()`."""
     return _RLock() if _LEAVES_LOCKS_HELD else threading.RLock()
-
-
-def new_owned_lock() -> Mutex:
-    """As `threading.RLock()`, for a lock that its holder does not take again."""
-    return _OwnedLock() if _LEAVES_LOCKS_HELD else threading.RLock()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from dagexec.platform.locks import Lock, Mutex, new_lock, new_owned_lock
+from dagexec.platform.locks import Lock, Mutex, new_lock, new_rlock
 from dagexec.platform.timer_thread import TimerThread
 
 
@@ -106,7 +106,7 @@ class SystemThreads(Threads):
 
     def owned_lock(self) -> Mutex:
         """A `threading.RLock`, which costs what a `threading.Lock` does."""
-        return new_owned_lock()
+        return new_rlock()
 
     def holds(self, lock: Mutex) -> bool:
         return bool(lock._is_owned())  # type: ignore[attr-defined]  # `threading.Condition` asks so, too

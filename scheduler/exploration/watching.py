@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dagexec.platform.locks import new_lock, new_owned_lock, new_rlock
+from dagexec.platform.locks import new_lock, new_rlock
 from dagexec.platform.records import WRITTEN
 from dagexec.platform.threads import Threads
 from dagexec.scheduler.exploration.events import Event
@@ -100,7 +100,6 @@ _CONSTANTS = (
     type(threading.RLock()),
     type(new_lock()),
     type(new_rlock()),
-    type(new_owned_lock()),
     weakref.ref,
 )
 _DEPTH = 3

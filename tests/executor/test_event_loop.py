@@ -108,15 +108,20 @@ async def test_a_turn_of_the_loop_has_time_for_so_many_runs_and_the_next_for_mor
 
 
 class Calls:
-    """Counts the calls of dagexec's functions in this thread, by room and name: ("binding", "arrays_of")."""
+    """Counts the calls of dagexec's functions in this thread, by room and name: ("binding", "arrays_of").
+
+    Left out is what is a call under one Python and none under another: comprehensions, which are part of their function
+    from 3.12 on, and taking a lock, which is a function of ours from 3.14 on (`platform/locks.py` says why).
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
         package, _, module = str(frame.f_globals.get("__name__")).partition(".")
-        if event == "call" and package == "dagexec":
-            self.counts[module.rpartition(".")[0], frame.f_code.co_name] += 1
+        name = frame.f_code.co_name
+        if event == "call" and package == "dagexec" and module != "platform.locks" and name[0] != "<":
+            self.counts[module.rpartition(".")[0], name] += 1
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -148,7 +153,7 @@ async def test_of_many_callers_the_loop_gets_little_work_for_each_and_nothing_th
     inside = {"executor", "executor.dispatch", "executor.requests", "executor.runs"}
     assert rooms <= {*inside, "binding", "core", "platform", "scheduler.plan", "scheduler.run"}
     assert {name for room, name in calls.counts if room == "binding"} == {"fitting", "arrays_like"}
-    assert calls.counts.total() < 2 * CALLERS * 48  # each may be of another size than the run before
+    assert calls.counts.total() < 2 * CALLERS * 46  # each may be of another size than the run before
 
 
 async def test_others_have_their_turns_between_two_runs() -> None:

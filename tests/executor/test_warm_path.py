@@ -14,11 +14,12 @@ import dagexec
 from dagexec.executor.warm_up import zero_feeds
 
 _PACKAGE = Path(dagexec.__file__).parent
-_OPERATORS = (str(_PACKAGE / "ops"), str(_PACKAGE / "core" / "operator.py"))
+# Operators, and locks, which are functions of ours only from Python 3.14 on: `platform/locks.py` says why.
+_LEFT_OUT = (str(_PACKAGE / "ops"), str(_PACKAGE / "core" / "operator.py"), str(_PACKAGE / "platform" / "locks.py"))
 
 
 class Passed:
-    """The functions of dagexec, operators left out, that begin in the calling thread while it listens.
+    """The functions of dagexec, operators and locks left out, that begin in the calling thread while it listens.
 
     What workers pass through depends on when they come.
     """
@@ -29,7 +30,7 @@ class Passed:
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
         path = frame.f_code.co_filename
-        if self._listens and event == "call" and path.startswith(str(_PACKAGE)) and not path.startswith(_OPERATORS):
+        if self._listens and event == "call" and path.startswith(str(_PACKAGE)) and not path.startswith(_LEFT_OUT):
             self.functions.add(frame.f_code)
 
     @contextmanager

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from dagexec.platform import locks
-from dagexec.platform.locks import Mutex, new_lock, new_owned_lock, new_rlock
+from dagexec.platform.locks import Mutex, new_lock, new_rlock
 from tests.interrupts import InterruptedAtPoints
 
-KINDS = [new_lock, new_rlock, new_owned_lock]
+KINDS = [new_lock, new_rlock]
 
 
 @pytest.mark.parametrize("is_guarded", [False, True])
