@@ -37,7 +37,7 @@ test-browser: $(VENV)/.installed-browser
 	@command -v chromium chromium-browser google-chrome > /dev/null || { apt-get update --quiet=2; apt-get install --quiet=2 --yes --no-install-recommends chromium; }
 	APPROVE=$(APPROVE) $(BIN)/python -m pytest --browser -m browser --durations 3 tests/report
 
-# The wheel in a fresh environment: make test-wheel PYTHON=python3.13
+# The wheel in a fresh environment: make test-wheel PYTHON=python3.14
 test-wheel: $(VENV)/.installed-test
 	DAGEXEC_WHEEL_PYTHON=$(PYTHON) $(BIN)/python -m pytest tests/test_packaging.py -k wheel
 
@@ -48,7 +48,7 @@ test-all: $(VENV)/.installed-test
 test-matrix: $(VENV)/.installed-test
 	$(BIN)/python -m tests.matrix
 
-# What depends most on Python's own threads, loops and annotations, under another one: make test-python PYTHON=python3.13
+# What depends most on Python's own threads, loops and annotations, under another one: make test-python PYTHON=python3.14
 test-python: $(PYTHON_VENV)/.installed
 	$(PYTHON_VENV)/bin/python -m pytest -n 2 --dist loadfile $(PYTHON_TESTS)
 
@@ -68,7 +68,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --quiet --offline --no-progress .github/workflows
 
 benchmark: $(VENV)/.installed-test
