@@ -12,7 +12,7 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 # Tests start very many processes of Python, and rewrite four hundred files of asserts: what is compiled is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: compare docs test test-browser test-ray test-wheel test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
+.PHONY: compare dist docs test test-browser test-ray test-wheel test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -61,6 +61,12 @@ stress: $(VENV)/.installed-test
 # The documentation as a site in build/site; every warning, a dead link too, is an error.
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The source distribution and the wheel of this commit, in dist; docs/releasing.md
+dist: $(VENV)/.installed-release
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The wheel, the source distribution and the import rules, as a user gets them."""
+"""The wheel, the source distribution and the import rules, as a user gets them, and what a release makes of them."""
 
 import os
 import shutil
@@ -9,8 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 ROOT = Path(__file__).parent.parent
+VERSION = "7.8.9"
 
 PROGRAM = """
 import platform
@@ -19,6 +21,7 @@ import numpy as np
 import dagexec
 import dagexec.ops.families.activation.functions, dagexec.scheduler.nets.dag
 
+assert dagexec.__version__ == sys.argv[1], dagexec.__version__
 assert "site-packages" in dagexec.__file__ and "site-packages" in dagexec.ops.__file__, dagexec.ops.__file__
 for taken in ("ops", "scheduler", "tests"):
     try:
@@ -37,11 +40,37 @@ print(sorted(outputs), float(sum(array.sum() for array in outputs.values())))
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the source distribution and the wheel built from it."""
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, capture_output=True)
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is here, as a repository with one commit, which is tagged."""
+    folder = tmp_path_factory.mktemp("checkout") / "dagexec"
+    left_out = shutil.ignore_patterns(
+        ".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "_version.py"
+    )
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=left_out)
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "All")
+    git(folder, "tag", f"v{VERSION}")
     return folder
+
+
+def git(folder: Path, *words: str) -> str:
+    """What git says in `folder`."""
+    author = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    return subprocess.run(["git", *author, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def built(source: Path, folder: Path, *options: str, **environment: str) -> Path:
+    """`folder`, with what is built from `source`."""
+    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", folder, source]
+    subprocess.run(command, env=os.environ | environment, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def distributions(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution and the wheel built from it."""
+    return built(checkout, tmp_path_factory.mktemp("dist"))
 
 
 def pythons() -> list[str]:
@@ -69,7 +98,8 @@ def test_the_wheel_runs_a_net_in_a_fresh_environment(distributions: Path, tmp_pa
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", wheel]
     subprocess.run(install, check=True, capture_output=True)
     # -I: what PYTHONPATH names must not stand in for the wheel
-    result = subprocess.run([python, "-I", "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = [python, "-I", "-c", PROGRAM, VERSION]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     names, total = result.stdout.rsplit(" ", 1)
     assert names == "['softmax']"
@@ -91,6 +121,7 @@ def test_wheel_and_checkout_hold_the_same_modules(distributions: Path) -> None:
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".pyi", ".typed", ".proto") and "__pycache__" not in path.parts
     }
+    expected.add("dagexec/platform/_version.py")
     assert expected - installed == set()
     assert "dagexec/py.typed" in installed
     assert {name for name in installed if name.endswith(".py")} <= expected
@@ -102,6 +133,67 @@ def test_the_source_distribution_has_the_tests_and_documents(distributions: Path
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"README.md", "CHANGELOG.md", "Makefile", "tests/test_packaging.py", "docs/architecture.md"} <= names
+
+
+@pytest.mark.slow
+def test_a_tag_is_the_version_of_what_is_built(distributions: Path) -> None:
+    assert sorted(path.name for path in distributions.iterdir()) == [
+        f"dagexec-{VERSION}-py3-none-any.whl",
+        f"dagexec-{VERSION}.tar.gz",
+    ]
+    [wheel] = distributions.glob("*.whl")
+    [source] = distributions.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive, tarfile.open(source) as sources:
+        information = sources.extractfile(f"dagexec-{VERSION}/PKG-INFO")
+        assert information is not None
+        texts = [archive.read(f"dagexec-{VERSION}.dist-info/METADATA"), information.read()]
+    for text in texts:
+        metadata = Metadata.from_email(text)  # raises for what a package index would refuse
+        assert str(metadata.version) == VERSION
+        assert metadata.description_content_type == "text/markdown"
+        assert metadata.description == (ROOT / "README.md").read_text()
+        assert metadata.license_files == ["LICENSE"]
+
+
+@pytest.mark.slow
+def test_sources_without_a_history_are_built(checkout: Path, tmp_path: Path) -> None:
+    """An archive of a commit names its tag; what an image is built from has neither, and is told."""
+    archive, image = tmp_path / "archive", tmp_path / "image"
+    git(checkout, "archive", "--prefix=archive/", "--output", str(tmp_path / "it.tar"), "HEAD")
+    with tarfile.open(tmp_path / "it.tar") as sources:
+        sources.extractall(tmp_path, filter="tar")
+    for line in (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines():
+        if line.startswith("!"):
+            target = image / line[1:]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if (archive / line[1:]).is_dir() else shutil.copy)(archive / line[1:], target)
+    folder = tmp_path / "dist"
+    built(archive, folder, "--wheel")
+    built(image, folder, "--wheel")
+    built(image, folder, "--wheel", SETUPTOOLS_SCM_PRETEND_VERSION="0.2.0")
+    versions = sorted(path.name.split("-")[1] for path in folder.iterdir())
+    assert versions == ["0.0.0", "0.2.0", VERSION]
+
+
+@pytest.mark.slow
+def test_a_release_gathers_the_fragments_of_the_changelog(checkout: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", str(checkout), str(folder))
+    (folder / "changelog.d" / "+one.fixed.md").write_text("What was wrong is right.\n")
+    git(folder, "add", "--all")
+    fragments = [path for path in (folder / "changelog.d").iterdir() if path.name != "README.md"]
+    texts = [path.read_text().strip() for path in fragments]
+    before = (folder / "CHANGELOG.md").read_text()
+    command = [sys.executable, "-m", "towncrier", "build", "--yes", "--version", VERSION]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    after = (folder / "CHANGELOG.md").read_text()
+    head, _, rest = before.partition("<!-- releases -->\n")
+    assert after.startswith(f"{head}<!-- releases -->\n\n## {VERSION} - ")
+    assert after.endswith(rest)
+    section = after.removesuffix(rest)
+    assert "### Fixed\n\n- What was wrong is right.\n" in section
+    assert all(" ".join(text.split()) in " ".join(section.split()) for text in texts)
+    assert not any(path.exists() for path in fragments)
 
 
 @pytest.mark.slow

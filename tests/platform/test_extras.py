@@ -23,7 +23,7 @@ def test_the_commands_install_what_pyproject_names() -> None:
     extras = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
     declared = {
         name: tuple(requirement.partition(";")[0].strip() for requirement in extras[name])
-        for name in extras.keys() - {"bench", "bench-models", "browser", "docs", "test", "dev"}
+        for name in extras.keys() - {"bench", "bench-models", "browser", "docs", "test", "release", "dev"}
     }
     assert declared == REQUIREMENTS
 
