@@ -95,6 +95,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     engines.allowed[0] = is_of_operator or item.get_closest_marker("exact") is not None
 
 
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """The event loops that tests which are coroutine functions run on; a module of asyncio alone has its own."""
+    return str(request.param)
+
+
 @pytest.fixture
 def loggers_as_before() -> Iterator[None]:
     """What a server sets up for its log is taken back."""

@@ -107,7 +107,6 @@ def test_a_large_input_is_read_where_it_is_and_its_result_written_where_it_is_re
             assert addresses.written[-1] == address(result)
 
 
-@pytest.mark.anyio
 async def test_tasks_get_their_results_without_copies_too(addresses: Addresses) -> None:
     out = [numbers(0) for _ in range(20)]
 
@@ -461,7 +460,6 @@ SHARED = np.zeros((4, 3), np.float32)
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])
-@pytest.mark.asyncio
 async def test_an_array_that_a_result_cannot_be_written_to_is_refused(
     out: dict[str, np.ndarray], message: str, device: str
 ) -> None:
@@ -531,7 +529,6 @@ WAYS_TO_SHOW: dict[str, Callable[[np.ndarray], object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_SHOW)
-@pytest.mark.asyncio
 async def test_memory_that_an_input_shows_in_any_way_is_not_written_to(way: str) -> None:
     array = rows(1)
     fed = WAYS_TO_SHOW[way](array)

@@ -288,17 +288,15 @@ def test_what_cannot_be_sent_is_the_callers_error_and_the_replica_goes_on() -> N
         assert np.array_equal(one.outcome()["y"], Y["y"])
 
 
-def test_a_cancelled_task_has_the_replica_stop() -> None:
-    async def cancelled(simulated: Simulation) -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancelled_task_has_the_replica_stop() -> None:
+    with simulation(1) as simulated:
         task = asyncio.create_task(simulated.deployment.run_async(X))
         while not simulated.replicas[0].calls:
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-    with simulation(1) as simulated:
-        asyncio.run(cancelled(simulated))
         assert simulated.replicas[0].calls[0].cancelled
         found = simulated.deployment.statistics()
         assert (found.cancelled, found.running, found.replicas[0].outstanding) == (1, 0, 1)

@@ -80,18 +80,16 @@ def test_a_shape_has_a_graph_of_its_own_and_a_few_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_replicas_have_graphs_of_their_own() -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_replicas_have_graphs_of_their_own() -> None:
     with (
         emulated(asynchronous=True, record=False) as machine,
         dagexec.compile(inception(), net_type="simple", optimize=False) as host,
         dagexec.compile(inception(), device="cuda:0", capture=True, replicas=3, num_workers=2) as captured,
     ):
         feeds = [feeds_of(host.inputs, seed) for seed in range(15)]
-
-        async def run_all() -> list[Any]:
-            return await asyncio.gather(*(captured.run_async(feed, timeout=60) for feed in feeds))
-
-        for feed, outputs in zip(feeds, asyncio.run(run_all()), strict=True):
+        results = await asyncio.gather(*(captured.run_async(feed, timeout=60) for feed in feeds))
+        for feed, outputs in zip(feeds, results, strict=True):
             np.testing.assert_allclose(outputs["y"], host.run(feed)["y"], atol=1e-5)
         assert machine.races == []
 

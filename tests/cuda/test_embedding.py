@@ -128,7 +128,8 @@ def let_go_when_cancelled(executor: dagexec.Executor, held: Held) -> None:
 
 @pytest.mark.slow
 @every_kind
-def test_four_replicas_have_four_runs_under_way_at_once(kind: str) -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_four_replicas_have_four_runs_under_way_at_once(kind: str) -> None:
     held = Held()
     with device(held) as machine, compiled(kind, replicas=4, num_workers=4, warm_start={"x": (2, 3)}) as executor:
         for number in range(8):
@@ -142,11 +143,9 @@ def test_four_replicas_have_four_runs_under_way_at_once(kind: str) -> None:
             for number, future in enumerate(futures):
                 check(future.result(PATIENCE), rows(number))
 
-        async def many() -> list[Any]:
-            return await asyncio.gather(*(executor.run_async({"x": rows(number / 9)}) for number in range(20)))
-
-        for number, found in enumerate(asyncio.run(many())):
-            check(found, rows(number / 9))
+        calls = (executor.run_async({"x": rows(number / 9)}) for number in range(20))
+        for number, result in enumerate(await asyncio.gather(*calls)):
+            check(result, rows(number / 9))
         assert machine.races == []
 
 
@@ -168,10 +167,10 @@ def test_a_run_that_takes_too_long_ends_when_the_device_is_done_with_it(kind: st
 
 
 @every_kind
-def test_a_task_that_is_cancelled_leaves_its_replica_to_the_next(kind: str) -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_task_that_is_cancelled_leaves_its_replica_to_the_next(kind: str) -> None:
     held = Held()
-
-    async def main(executor: dagexec.Executor) -> None:
+    with device(held) as machine, compiled(kind) as executor:
         for number in range(3):
             await executor.run_async({"x": rows(number)})
         held.holding = True
@@ -185,9 +184,6 @@ def test_a_task_that_is_cancelled_leaves_its_replica_to_the_next(kind: str) -> N
             await run
         check(await waiting, rows(2))
         check(await executor.run_async({"x": rows(3)}, timeout=PATIENCE), rows(3))
-
-    with device(held) as machine, compiled(kind) as executor:
-        asyncio.run(main(executor))
         statistics = executor.statistics()
         assert (statistics.cancelled, statistics.running, statistics.completed) == (1, 0, 5)
         assert machine.races == []
@@ -221,7 +217,8 @@ def test_a_device_that_is_full_fails_the_run_with_the_numbers_and_has_room_for_t
 
 @pytest.mark.slow
 @every_kind
-def test_a_launch_that_fails_fails_one_request(kind: str) -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_launch_that_fails_fails_one_request(kind: str) -> None:
     with device() as machine, compiled(kind, replicas=2) as executor:
         for number in range(8):
             executor.run({"x": rows(number)})
@@ -231,12 +228,9 @@ def test_a_launch_that_fails_fails_one_request(kind: str) -> None:
             executor.run({"x": rows(1)})
         assert where or isinstance(caught.value, OperatorError)
 
-        async def many() -> list[Any]:
-            machine.faults[:] = [Fault("launch", "memcpy" if where else "tanh", 3, 701)]
-            calls = (executor.run_async({"x": rows(number)}) for number in range(10))
-            return await asyncio.gather(*calls, return_exceptions=True)
-
-        outcomes = asyncio.run(many())
+        machine.faults[:] = [Fault("launch", "memcpy" if where else "tanh", 3, 701)]
+        calls = (executor.run_async({"x": rows(number)}) for number in range(10))
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert sum(isinstance(outcome, DagexecError) for outcome in outcomes) == 1
         for number, outcome in enumerate(outcomes):
             if not isinstance(outcome, DagexecError):
@@ -245,17 +239,14 @@ def test_a_launch_that_fails_fails_one_request(kind: str) -> None:
 
 
 @every_kind
-def test_a_device_that_is_lost_fails_all_its_requests(kind: str) -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_device_that_is_lost_fails_all_its_requests(kind: str) -> None:
     with device() as machine, compiled(kind, replicas=2) as executor:
         for number in range(6):
             executor.run({"x": rows(number)})
         machine.faults.append(Fault("kernel", "tanh", 1, 719))
-
-        async def many() -> list[Any]:
-            calls = (executor.run_async({"x": rows(number)}) for number in range(10))
-            return await asyncio.gather(*calls, return_exceptions=True)
-
-        outcomes = asyncio.run(many())
+        calls = (executor.run_async({"x": rows(number)}) for number in range(10))
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert any(isinstance(outcome, DagexecError) for outcome in outcomes)
         for number, outcome in enumerate(outcomes):
             if not isinstance(outcome, DagexecError):

@@ -182,7 +182,8 @@ def model_of(net: NetDef, parameters: dict[str, Any]) -> Model:
 @pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("net_type", ["simple", "dag", "async_dag"])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_calls_of_an_executor_fail_for_themselves_alone(net_type: str, asynchronous: bool, capture: bool) -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_calls_of_an_executor_fail_for_themselves_alone(net_type: str, asynchronous: bool, capture: bool) -> None:
     if capture and net_type != "async_dag":
         pytest.skip("captured nets are asynchronous")
     model = model_of(gathering(CPU, scaled=True), {"rows": ROWS, "one": np.ones(1, np.int64)})
@@ -191,12 +192,8 @@ def test_calls_of_an_executor_fail_for_themselves_alone(net_type: str, asynchron
         dagexec.compile(model, device="cuda:0", net_type=net_type, replicas=2, num_workers=2, capture=capture) as found,
     ):
         feeds = [BAD if number % 3 == 1 else np.roll(GOOD, number) for number in range(12)]
-
-        async def run_all() -> list[Any]:
-            calls = (found.run_async({"i": feed}, timeout=60) for feed in feeds)
-            return await asyncio.gather(*calls, return_exceptions=True)
-
-        for feed, outputs in zip(feeds, asyncio.run(run_all()), strict=True):
+        calls = (found.run_async({"i": feed}, timeout=60) for feed in feeds)
+        for feed, outputs in zip(feeds, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             if feed is BAD:
                 assert isinstance(outputs, OperatorError)
                 assert "index 7 at place 1 must be in [-4, 4)" in str(outputs)

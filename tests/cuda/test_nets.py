@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +144,8 @@ def test_float16_is_refused_on_the_host() -> None:
         dagexec.compile("zoo:lenet", dtype="float16")
 
 
-def test_replicas_share_parameters_on_the_device_and_run_at_once() -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_replicas_share_parameters_on_the_device_and_run_at_once() -> None:
     with cuda_devices(), dagexec.compile("zoo:lenet", optimize=False, net_type="simple") as host:
         feeds = [feeds_of(host.inputs, seed) for seed in range(8)]
         with dagexec.compile(
@@ -155,11 +155,8 @@ def test_replicas_share_parameters_on_the_device_and_run_at_once() -> None:
             shared = [name for name in replicas.parameters.blobs() if name.endswith("@cuda:0")]
             assert shared
             assert not any(name in member.workspace.local_blobs() for name in shared for member in replicas.members)
-
-            async def run_all() -> Sequence[Any]:
-                return await asyncio.gather(*(executor.run_async(feed, timeout=60) for feed in feeds))
-
-            for feed, outputs in zip(feeds, asyncio.run(run_all()), strict=True):
+            results = await asyncio.gather(*(executor.run_async(feed, timeout=60) for feed in feeds))
+            for feed, outputs in zip(feeds, results, strict=True):
                 for key, array in host.run(feed).items():
                     np.testing.assert_allclose(outputs[key], array, atol=1e-5)
 

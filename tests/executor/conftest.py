@@ -9,12 +9,6 @@ import pytest
 from tests.held import Held, held_operators
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """The event loops that tests marked `anyio` run on."""
-    return str(request.param)
-
-
 @pytest.fixture
 def held() -> Iterator[Held]:
     """Operators of type Held, and control over them."""

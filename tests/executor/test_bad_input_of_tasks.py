@@ -16,8 +16,6 @@ from tests.executor.test_arena_budget import large, needed
 from tests.executor.test_batching import two_inputs
 from tests.held import PATIENCE, Held, doubled_model, rows
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 async def joining(anyio_backend: str) -> AsyncIterator[dagexec.Executor]:

@@ -220,8 +220,7 @@ def test_a_member_whose_time_is_up_leaves_and_the_run_goes_on_for_the_others(hel
         assert joined.executor.statistics().timed_out == 1
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_run_that_all_its_members_left_stops(backend: str, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_all_its_members_left_stops(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped: list[Run] = []
     stop = WorkerPool.stop
 
@@ -231,7 +230,7 @@ def test_a_run_that_all_its_members_left_stops(backend: str, held: Held, monkeyp
 
     monkeypatch.setattr(WorkerPool, "stop", noted)
 
-    async def main() -> None:
+    with joining(held) as joined:
         first = joined.ask(0)
         await anyio.to_thread.run_sync(held.wait_inside)
         async with anyio.create_task_group() as tasks:
@@ -244,9 +243,6 @@ def test_a_run_that_all_its_members_left_stops(backend: str, held: Held, monkeyp
             tasks.cancel_scope.cancel()
         joined.let_go()
         first.result(PATIENCE)
-
-    with joining(held) as joined:
-        anyio.run(main, backend=backend)
         assert joined.executor.drain(PATIENCE)
         statistics = joined.executor.statistics()
     assert (statistics.completed, statistics.cancelled, statistics.retried) == (1, 2, 0)

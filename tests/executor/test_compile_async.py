@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-import pytest_asyncio
 
 import dagexec
 from dagexec.errors import ClosedError, SettingError, UnsupportedOperatorError
@@ -33,19 +32,18 @@ def leaves_nothing() -> Iterator[None]:
     assert gc.isenabled() == collects
 
 
-@pytest_asyncio.fixture
-async def executor() -> AsyncIterator[dagexec.Executor]:
+@pytest.fixture
+async def executor(anyio_backend: str) -> AsyncIterator[dagexec.Executor]:
     async with dagexec.compile_async(doubled_model(), replicas=2, warm_start=True) as made:
         yield made
 
 
-@pytest.mark.asyncio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_an_executor_from_a_fixture_runs(executor: dagexec.Executor) -> None:
     results = await asyncio.gather(*(executor.run_async({"x": rows(n)}) for n in range(8)))
     assert [found["y"].tolist() for found in results] == [rows(2 * n).tolist() for n in range(8)]
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("leaves_nothing")
 async def test_it_is_what_compile_makes_and_the_block_closes_it() -> None:
     feeds = {"x": rows(3)}
@@ -56,7 +54,6 @@ async def test_it_is_what_compile_makes_and_the_block_closes_it() -> None:
         await executor.run_async(feeds)
 
 
-@pytest.mark.anyio
 async def test_nothing_is_compiled_or_prepared_in_the_thread_of_the_event_loop() -> None:
     """Functions of dagexec that this thread calls meanwhile, by module: those that start the thread and wait."""
     seen: set[str] = set()
@@ -81,7 +78,6 @@ async def test_nothing_is_compiled_or_prepared_in_the_thread_of_the_event_loop()
     }
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("leaves_nothing")
 async def test_errors_are_those_of_compile() -> None:
     with pytest.raises(UnsupportedOperatorError, match="NoSuchOperator"):
@@ -115,7 +111,6 @@ def without_choices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize(
     ("held", "never"),
@@ -143,7 +138,6 @@ async def test_a_cancelled_await_stops_before_the_next_piece_of_work(
     assert [stage for stage in stages.seen if stage.startswith(never)] == []
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("leaves_nothing")
 async def test_an_executor_that_is_ready_when_the_task_is_cancelled_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dagexec.Executor] = []
@@ -224,7 +218,6 @@ def test_every_piece_of_a_compilation_may_be_its_last(place: str, monkeypatch: p
     assert place in stop.places
 
 
-@pytest.mark.anyio
 async def test_two_compile_at_once_and_threads_switch_quickly_meanwhile() -> None:
     intervals: list[float] = []
     before = sys.getswitchinterval()

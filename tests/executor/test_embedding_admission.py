@@ -128,7 +128,6 @@ def test_without_a_queue_only_as_many_run_as_there_are_replicas(held: Held, call
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-@pytest.mark.anyio
 async def test_a_full_queue_makes_callers_wait_for_admission(limit: int, held: Held) -> None:
     async with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=limit) as executor:
         async with anyio.create_task_group() as tasks:
@@ -143,7 +142,6 @@ async def test_a_full_queue_makes_callers_wait_for_admission(limit: int, held: H
     assert held.seen == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.anyio
 async def test_waiting_for_admission_can_be_cancelled_and_counts_for_the_timeout(held: Held) -> None:
     async with dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor:
         async with anyio.create_task_group() as tasks:
@@ -165,7 +163,6 @@ async def test_waiting_for_admission_can_be_cancelled_and_counts_for_the_timeout
     assert held.seen == [0, 1]
 
 
-@pytest.mark.anyio
 async def test_a_queued_request_that_is_cancelled_lets_one_in_from_the_door(held: Held) -> None:
     async with (
         dagexec.compile(doubled_model("Held"), optimize=False, num_workers=1, max_queued=1) as executor,
@@ -319,7 +316,6 @@ def test_what_ends_a_request_first_is_what_its_caller_gets(monkeypatch: pytest.M
         assert executor.statistics().timed_out == 1
 
 
-@pytest.mark.anyio
 async def test_of_requests_to_be_fed_the_most_urgent_is_fed_first(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[float] = []
     feed = Replica.feed

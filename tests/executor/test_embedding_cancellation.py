@@ -20,7 +20,6 @@ from tests.executor.held_executor import BACKENDS, after_cancel, held_executor
 from tests.held import PATIENCE, Held, rows
 
 
-@pytest.mark.anyio
 async def test_an_operator_that_fails_after_the_await_was_cancelled_is_attached_to_the_cancellation(held: Held) -> None:
     held.failing = {1}
     notes: list[str] = []
@@ -119,7 +118,7 @@ def test_a_loop_that_is_closed_under_its_tasks_prints_only_what_asyncio_does(
     assert "NoEventLoopError" not in capfd.readouterr().err
 
 
-@pytest.mark.asyncio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_task_cancelled_twice_still_waits_for_its_run(held: Held) -> None:
     with held_executor(held) as executor:
         task = asyncio.create_task(executor.run_async({"x": rows(1)}))
@@ -136,7 +135,7 @@ async def test_a_task_cancelled_twice_still_waits_for_its_run(held: Held) -> Non
         assert executor.statistics().running == 0
 
 
-@pytest.mark.asyncio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_cancellation_while_a_timed_out_run_ends_is_not_swallowed(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +158,7 @@ async def test_a_cancellation_while_a_timed_out_run_ends_is_not_swallowed(
         assert executor.statistics().timed_out == 1
 
 
-@pytest.mark.asyncio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_asyncio_timeout_works_around_a_run(held: Held) -> None:
     with held_executor(held) as executor:
         after_cancel(executor, held.go_on.release)
@@ -176,7 +175,6 @@ async def test_asyncio_timeout_works_around_a_run(held: Held) -> None:
         assert executor.statistics().cancelled == 1
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["trio"])
 async def test_a_scope_of_trio_works_around_a_run(held: Held) -> None:
     with held_executor(held) as executor:

@@ -63,7 +63,6 @@ def test_a_drain_that_takes_too_long_gives_up_the_queue_and_stops_runs(way: str,
     assert held.seen == [0]
 
 
-@pytest.mark.anyio
 async def test_leaving_an_async_with_block_that_was_cancelled_still_closes(held: Held) -> None:
     with held_executor(held) as executor:
         with anyio.CancelScope() as scope:
@@ -77,7 +76,6 @@ async def test_leaving_an_async_with_block_that_was_cancelled_still_closes(held:
             await executor.run_async({"x": rows(1)})
 
 
-@pytest.mark.anyio
 async def test_a_cancelled_drain_leaves_an_executor_that_can_be_closed(held: Held) -> None:
     with held_executor(held) as executor:
         async with anyio.create_task_group() as tasks:

@@ -45,7 +45,6 @@ def test_stream_use_is_told_of_a_device() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_many_tasks_some_cancelled_all_others_right_and_nothing_stays_leased() -> None:
     before = held_now()
     results: dict[int, np.ndarray] = {}

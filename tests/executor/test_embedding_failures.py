@@ -137,14 +137,11 @@ def test_an_operator_may_run_another_executor() -> None:
                 assert outer.run({})["y"].tolist() == [6]
 
 
-def test_a_worker_that_is_ended_while_it_feeds_or_fetches_fails_that_run_only(
+async def test_a_worker_that_is_ended_while_it_feeds_or_fetches_fails_that_run_only(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ended(*_arguments: object) -> None:
         raise SystemExit("ended")
-
-    async def one() -> None:
-        await executor.run_async({"x": rows(1)})
 
     with held_executor(held) as executor:
         for method in ("feed", "fetch"):
@@ -152,7 +149,7 @@ def test_a_worker_that_is_ended_while_it_feeds_or_fetches_fails_that_run_only(
             with monkeypatch.context() as patch:
                 patch.setattr(Replica, method, ended)
                 with pytest.raises(WorkerLostError, match="SystemExit: ended"):
-                    anyio.run(one)
+                    await executor.run_async({"x": rows(1)})
         assert executor.statistics().failed == 2
 
 
@@ -180,26 +177,24 @@ def test_a_worker_that_dies_before_it_could_tell_the_caller_is_replaced_and_the_
         assert executor.statistics().pool.replaced == 1
 
 
-def test_a_worker_that_dies_while_it_wakes_an_event_loop_does_not_leave_it_asleep(
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_worker_that_dies_while_it_wakes_an_event_loop_does_not_leave_it_asleep(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def both() -> list[dict[str, np.ndarray]]:
-        loop = asyncio.get_running_loop()
-        wake = loop.call_soon_threadsafe
-        dying = [True]
+    loop = asyncio.get_running_loop()
+    wake = loop.call_soon_threadsafe
+    dying = [True]
 
-        def die_once(callback: Callable[[], object]) -> object:
-            if dying.pop() if dying else False:
-                raise SystemExit
-            return wake(callback)
+    def die_once(callback: Callable[[], object]) -> object:
+        if dying.pop() if dying else False:
+            raise SystemExit
+        return wake(callback)
 
-        monkeypatch.setattr(loop, "call_soon_threadsafe", die_once)
-        runs = (executor.run_async({"x": rows(1)}) for _ in range(2))
-        return await asyncio.wait_for(asyncio.gather(*runs), PATIENCE)
-
+    monkeypatch.setattr(loop, "call_soon_threadsafe", die_once)
     with held_executor(held) as executor:
         held.go_on.release(2)
-        for result in asyncio.run(both()):
+        runs = (executor.run_async({"x": rows(1)}) for _ in range(2))
+        for result in await asyncio.wait_for(asyncio.gather(*runs), PATIENCE):
             np.testing.assert_array_equal(result["y"], [2, 2, 2])
         assert executor.statistics().pool.replaced == 1
 
@@ -253,7 +248,6 @@ def test_threads_and_tasks_may_run_at_the_same_time() -> None:
         np.testing.assert_allclose(result, rows(2), rtol=1e-6)
 
 
-@pytest.mark.anyio
 async def test_a_run_cancelled_while_all_workers_are_busy_is_over_at_once(held: Held) -> None:
     with held_executor(held, replicas=3) as executor:
         async with anyio.create_task_group() as tasks:
@@ -370,7 +364,7 @@ def test_a_request_cancelled_just_before_it_is_handed_to_a_worker_is_over_at_onc
 
 
 @pytest.mark.slow
-@pytest.mark.asyncio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_many_requests_that_cannot_be_fed_fail_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object) -> None:
         raise ValueError("refused")

@@ -56,7 +56,6 @@ def collected() -> Iterator[Collected]:
     found._provider.shutdown()
 
 
-@pytest.mark.anyio
 async def test_every_outcome_is_counted_as_in_the_statistics(collected: Collected, held: Held) -> None:
     async with dagexec.compile_async(
         doubled_model("Held"), num_workers=1, max_queued=1, when_full="reject", metrics=collected.meter

@@ -36,7 +36,6 @@ def spans() -> Spans:
     return Spans()
 
 
-@pytest.mark.anyio
 async def test_a_run_is_a_span_with_its_net_its_wait_and_its_outcome_under_the_caller_s_span(spans: Spans) -> None:
     with (
         dagexec.compile(doubled_model(), optimize=False, net_type="async_dag", telemetry=spans.tracer) as executor,
@@ -223,7 +222,6 @@ class FailingProcessor(SpanProcessor):
 
 
 @pytest.mark.parametrize("when", ["start", "end"])
-@pytest.mark.anyio
 async def test_a_span_processor_that_raises_is_logged_and_no_run_fails_of_it(
     when: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,8 +25,6 @@ from tests.executor.timed_executor import timed
 from tests.held import PATIENCE, rows
 from tests.nets import temporary_operator
 
-pytestmark = pytest.mark.anyio
-
 SHORT = 0.45 * MAX_TURN
 CALLERS = 64
 
@@ -188,22 +186,20 @@ async def test_a_task_that_is_cancelled_is_told_and_a_closed_executor_refuses() 
             await runs.executor.run_async({"x": rows(3)})
 
 
-def test_a_task_that_is_cancelled_as_its_time_is_up_waits_on_and_lets_the_loop_go_on() -> None:
-    async def main() -> None:
-        wait = TaskWait()
-        task = asyncio.ensure_future(wait.wait(PATIENCE))
-        await asyncio.sleep(0)
-        wait._event.set()  # as the timer does
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not wait._event.is_set()
-        ending = asyncio.ensure_future(wait.wait_out())
-        await asyncio.sleep(0)
-        wait.notify()
-        await ending
-
-    asyncio.run(main())
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_task_that_is_cancelled_as_its_time_is_up_waits_on_and_lets_the_loop_go_on() -> None:
+    wait = TaskWait()
+    task = asyncio.ensure_future(wait.wait(PATIENCE))
+    await asyncio.sleep(0)
+    wait._event.set()  # as the timer does
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not wait._event.is_set()
+    ending = asyncio.ensure_future(wait.wait_out())
+    await asyncio.sleep(0)
+    wait.notify()
+    await ending
 
 
 class LinesOf:

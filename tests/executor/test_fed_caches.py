@@ -131,7 +131,6 @@ def test_nets_that_were_let_go_of_are_made_again_and_what_they_ran_is_counted(
         assert few == [as_bytes(executor.run(feeds(length, batch=batch))) for length, batch in sizes]
 
 
-@pytest.mark.anyio
 async def test_tasks_get_the_bytes_of_threads(executor: Executor) -> None:
     for length in (20, 21, 20):
         found = as_bytes(await executor.run_async(feeds(length)))

@@ -67,7 +67,6 @@ def executor(held: HeldPreparation) -> Iterator[dagexec.Executor]:
         held.go_on.release(10)
 
 
-@pytest.mark.anyio
 async def test_a_cancelled_await_returns_while_its_replica_is_prepared_which_the_next_one_finds(
     held: HeldPreparation, executor: dagexec.Executor
 ) -> None:
@@ -84,7 +83,6 @@ async def test_a_cancelled_await_returns_while_its_replica_is_prepared_which_the
     assert executor.statistics().completed == 1
 
 
-@pytest.mark.anyio
 async def test_an_await_is_late_while_its_replica_is_prepared(
     held: HeldPreparation, executor: dagexec.Executor
 ) -> None:
@@ -101,7 +99,6 @@ def test_so_is_a_thread(held: HeldPreparation, executor: dagexec.Executor) -> No
     assert (held.prepared, held.seen, executor.statistics().timed_out) == (1, [3], 1)
 
 
-@pytest.mark.anyio
 async def test_with_arrays_for_its_results_it_returns_when_nothing_uses_them_any_more(
     held: HeldPreparation, executor: dagexec.Executor
 ) -> None:
@@ -126,7 +123,6 @@ async def test_with_arrays_for_its_results_it_returns_when_nothing_uses_them_any
     assert not out.any()
 
 
-@pytest.mark.anyio
 async def test_closing_waits_until_the_replica_is_prepared(held: HeldPreparation, executor: dagexec.Executor) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(executor.run_async, {"x": rows(1)})
@@ -149,7 +145,6 @@ async def test_closing_waits_until_the_replica_is_prepared(held: HeldPreparation
     assert (held.prepared, held.seen) == (1, [])
 
 
-@pytest.mark.anyio
 async def test_the_request_that_waits_for_the_replica_gets_it_then(
     held: HeldPreparation, executor: dagexec.Executor
 ) -> None:

@@ -190,8 +190,9 @@ def test_threads_join_as_tasks_do(joined: Executor, alone: Executor) -> None:
     assert joined_rows(joined) > 0
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("options", [{"placed": True}, pytest.param({}, marks=pytest.mark.slow)], ids=str)
-def test_values_are_the_peers(options: dict[str, Any]) -> None:
+async def test_values_are_the_peers(options: dict[str, Any]) -> None:
     model, random = decoder(**options), np.random.default_rng(0)
     lengths = [np.cumsum([5 + n, *[1] * 12]) for n in range(4)]
     texts = [random.integers(0, WORDS, (1, ends[-1])) for ends in lengths]
@@ -205,14 +206,11 @@ def test_values_are_the_peers(options: dict[str, Any]) -> None:
     with dagexec.compile(model, num_workers=1, **BATCH) as executor:
         sessions = [executor.session() for _ in texts]
 
-        async def main() -> list[list[Array]]:
-            async def write(number: int) -> list[Array]:
-                own = sessions[number]
-                return [(await own.run_async(feeds(number, step)))["scores"] for step in range(13)]
+        async def write(number: int) -> list[Array]:
+            own = sessions[number]
+            return [(await own.run_async(feeds(number, step)))["scores"] for step in range(13)]
 
-            return await asyncio.gather(*map(write, range(len(texts))))
-
-        found = asyncio.run(main())
+        found = await asyncio.gather(*map(write, range(len(texts))))
         assert joined_rows(executor) > 0
     for number, scores in enumerate(found):
         peer = Peer(model)
@@ -220,7 +218,8 @@ def test_values_are_the_peers(options: dict[str, Any]) -> None:
             np.testing.assert_allclose(own, peer.run(feeds(number, step))["scores"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_wrong_row_fails_by_itself(alone: Executor) -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_wrong_row_fails_by_itself(alone: Executor) -> None:
     joined = dagexec.compile(decoder(), num_workers=1, max_batch=4, max_wait=1.0)
     sessions = [joined.session() for _ in range(4)]
     steps = [tokens(5, 0), tokens(1, 1), tokens(1, 2)]
@@ -236,13 +235,13 @@ def test_a_wrong_row_fails_by_itself(alone: Executor) -> None:
         return await asyncio.gather(*(run(one, feeds, number == wrong) for number, one in enumerate(sessions)))
 
     expected = written(alone.session(), steps)
-    asyncio.run(together(steps[0], -1))
+    await together(steps[0], -1)
     retried = joined.statistics().retried
-    found = asyncio.run(together(steps[1], 2))
+    found = await together(steps[1], 2)
     assert found == [expected[1], expected[1], None, expected[1]]
     assert joined.statistics().retried == retried + 4
     assert sessions[2].run(steps[1])["scores"].tobytes() == expected[1]
-    assert asyncio.run(together(steps[2], -1)) == [expected[2]] * 4
+    assert await together(steps[2], -1) == [expected[2]] * 4
     joined.close()
 
 

@@ -145,7 +145,6 @@ def test_callers_at_once(executor: Executor) -> None:
             assert only(outputs).tobytes() == expected[size]
 
 
-@pytest.mark.anyio
 async def test_tasks_get_the_same(executor: Executor) -> None:
     for size in SIZES:
         found = only(await executor.run_async(feeds(*size))).tobytes()
@@ -230,7 +229,6 @@ def test_what_pools_a_text_follows_at_its_length() -> None:
         assert of_any_length.net().preparation_statistics().made < tail.net().preparation_statistics().made
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("places", [[0], [1], [2, 0], [2, 1]])
 async def test_outputs_that_are_asked_for_of_a_net_and_its_tail(places: list[int]) -> None:
     with dagexec.compile(encoder(pooled=True), num_workers=1) as executor:

@@ -101,7 +101,6 @@ def test_fed_runs_are_those_of_the_branch_that_they_take(executor: Executor) -> 
     assert preparations(executor) == [1, 0, 0], "what it is fed for caches is not read"
 
 
-@pytest.mark.anyio
 async def test_tasks_and_forks_have_the_bytes_of_threads(executor: Executor) -> None:
     def text(session: dagexec.Session, seeds: range) -> list[bytes]:
         return [session.run(ids(1, seed))["scores"].tobytes() for seed in seeds]

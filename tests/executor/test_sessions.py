@@ -234,7 +234,6 @@ def test_a_run_that_fails_does_not_decide_how_the_next_is_run(executor: Executor
     assert scores(session, [ids(1)]) == expected[2:]
 
 
-@pytest.mark.anyio
 async def test_a_session_has_one_run_at_a_time(executor: Executor) -> None:
     session = executor.session()
     errors: list[BaseException] = []
@@ -253,7 +252,6 @@ async def test_a_session_has_one_run_at_a_time(executor: Executor) -> None:
     assert session.state[CACHES[0]].shape == (1, KEY_HEADS, 5, ELEMENTS)
 
 
-@pytest.mark.anyio
 async def test_tasks_get_the_bytes_of_threads(executor: Executor) -> None:
     parts = [ids(5), *[ids(1, seed=number) for number in range(6)]]
     session = executor.session()

@@ -29,8 +29,6 @@ from tests.executor.timed_executor import Timed, timed
 from tests.held import PATIENCE, rows
 from tests.nets import temporary_operator
 
-pytestmark = pytest.mark.anyio
-
 QUICK = 0.24 * MAX_TURN
 CALLERS = 24
 

@@ -17,7 +17,6 @@ import trio
 
 Moment = Literal["where it waits", "a turn later", "when it came"]
 MOMENTS: tuple[Moment, ...] = ("where it waits", "a turn later", "when it came")
-BACKENDS = ("asyncio", "trio")
 
 
 @dataclass

@@ -35,7 +35,7 @@ from dagexec.server.inference import InferenceRequest, RequestError
 from dagexec.server.repository import Repository
 from dagexec.server.sequences import Place, Sequences
 from tests.failures.acting import until
-from tests.failures.steps import BACKENDS, MOMENTS, Moment, Outcome, cancelled_at
+from tests.failures.steps import MOMENTS, Moment, Outcome, cancelled_at
 from tests.held import doubled_model
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -361,12 +361,11 @@ async def cancelled_at_each(name: str, moment: Moment) -> list[Outcome]:
 @pytest.mark.parametrize(
     "moment", [MOMENTS[0], *(pytest.param(moment, marks=pytest.mark.slow) for moment in MOMENTS[1:])]
 )
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_and_the_next_one_is_right(
-    name: str, backend: str, moment: Moment
+async def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_and_the_next_one_is_right(
+    name: str, moment: Moment
 ) -> None:
-    outcomes = anyio.run(cancelled_at_each, name, moment, backend=backend)
+    outcomes = await cancelled_at_each(name, moment)
     assert 1 <= len(outcomes) < MOST
     assert outcomes[0].reached
     assert not outcomes[-1].cancelled

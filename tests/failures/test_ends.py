@@ -38,29 +38,24 @@ from tests.failures.acting import (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_cancelled_await_ends_when_nothing_works_for_it_any_more(place: Place, acts: Acts, backend: str) -> None:
+async def test_a_cancelled_await_ends_when_nothing_works_for_it_any_more(place: Place, acts: Acts) -> None:
     held = Gate()
-
-    async def main() -> None:
-        with place.compile(num_workers=3) as executor, beside(executor, acts):
-            acts.does[1] = held
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(executor.run_async, feed(LEFT))
-                await anyio.to_thread.run_sync(held.wait_inside)
-                tasks.cancel_scope.cancel()
-                with anyio.CancelScope(shield=True):
-                    for _ in range(10):
-                        await anyio.lowlevel.checkpoint()
-                    assert executor.statistics().running == 2  # the task has not returned: the operator is at work
-                held.open()
-            assert executor.statistics().running == 1
-            assert executor.statistics().cancelled == 1
-            assert acts.behind[LEFT] <= place.finishes_what_is_launched
-            del acts.does[1]
-            assert (await executor.run_async(feed(LEFT)))["y"].tobytes() == right_bytes(LEFT)
-
-    anyio.run(main, backend=backend)
+    with place.compile(num_workers=3) as executor, beside(executor, acts):
+        acts.does[1] = held
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(executor.run_async, feed(LEFT))
+            await anyio.to_thread.run_sync(held.wait_inside)
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                for _ in range(10):
+                    await anyio.lowlevel.checkpoint()
+                assert executor.statistics().running == 2  # the task has not returned: the operator is at work
+            held.open()
+        assert executor.statistics().running == 1
+        assert executor.statistics().cancelled == 1
+        assert acts.behind[LEFT] <= place.finishes_what_is_launched
+        del acts.does[1]
+        assert (await executor.run_async(feed(LEFT)))["y"].tobytes() == right_bytes(LEFT)
 
 
 @pytest.mark.slow

@@ -154,7 +154,6 @@ def test_after_close_nothing_is_compiled_for_runs_that_override() -> None:
             executor.run(feeds)
 
 
-@pytest.mark.anyio
 async def test_executors_end_however_they_are_ended() -> None:
     first, second = await dagexec.compile_async(gemm()), dagexec.compile(gemm())
     async with first:

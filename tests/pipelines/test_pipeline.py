@@ -199,13 +199,11 @@ def test_compare_runs_a_pipeline_under_all_nets() -> None:
     assert result.agrees
 
 
-def test_requests_are_joined_where_the_steps_are_row_wise() -> None:
-    async def run_all() -> list[Array]:
-        async with dagexec.compile_async(diamond(), max_batch=4) as executor:
-            found = await asyncio.gather(*(executor.run_async({"x": X[row : row + 1]}) for row in range(6)))
-            return [one["y"] for one in found]
-
-    assert np.concatenate(asyncio.run(run_all())).tobytes() == diamond_by_hand(X).tobytes()
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_requests_are_joined_where_the_steps_are_row_wise() -> None:
+    async with dagexec.compile_async(diamond(), max_batch=4) as executor:
+        found = await asyncio.gather(*(executor.run_async({"x": X[row : row + 1]}) for row in range(6)))
+    assert np.concatenate([one["y"] for one in found]).tobytes() == diamond_by_hand(X).tobytes()
 
 
 def test_requests_are_not_joined_where_a_step_may_mix_rows() -> None:

@@ -166,7 +166,6 @@ def test_settings_that_make_no_sense(tmp_path: Path) -> None:
     assert read_config(tmp_path / "serve.toml").token_file == tmp_path / "token"
 
 
-@pytest.mark.anyio
 async def test_certificates_that_are_not_there(tmp_path: Path) -> None:
     config = ServerConfig(port=0, certificate=tmp_path / "none", private_key=tmp_path / "none")
     with pytest.raises(SettingError, match="certificates"):

@@ -162,13 +162,17 @@ def within(repository: Repository, limits: Limits) -> Iterator[tuple[InferenceSe
     assert not bodies.held_bytes
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"  # all that gRPC has
+
+
 @asynccontextmanager
 async def channel_to(service: InferenceService) -> AsyncIterator[grpc.aio.Channel]:
     async with serve_grpc(service, "127.0.0.1", 0) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("path", [INFER, STREAM])
 async def test_a_call_without_a_message_gives_its_place_to_others(path: str) -> None:
     repository = repository_of(Loads())
@@ -192,7 +196,6 @@ async def test_a_call_without_a_message_gives_its_place_to_others(path: str) -> 
     await repository.drain()
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(("path", "limits"), [(INFER, {"body_seconds": 0.05}), (STREAM, {"idle_seconds": 0.05})])
 async def test_a_message_that_does_not_come_in_time(path: str, limits: dict[str, float]) -> None:
     repository = repository_of(Loads())
@@ -210,7 +213,6 @@ async def test_a_message_that_does_not_come_in_time(path: str, limits: dict[str,
     await repository.drain()
 
 
-@pytest.mark.asyncio
 async def test_messages_of_grpc_count_with_the_bodies_of_http() -> None:
     runner = HeldRunner(1, held=True)
     repository = repository_of(Loads(runner))

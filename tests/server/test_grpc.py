@@ -32,10 +32,13 @@ from dagexec.testing import random_feeds
 from tests.held import PATIENCE
 from tests.server.runners import HeldRunner, Loads, repository_of
 
-pytestmark = pytest.mark.asyncio
-
 MIB = 1 << 20
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"  # all that gRPC has
 
 
 @asynccontextmanager

@@ -111,7 +111,6 @@ def test_a_pipeline_that_cannot_be_loaded_says_why_and_the_others_serve(folder: 
     assert (answer.status_code, refused.status_code) == (200, 503)
 
 
-@pytest.mark.anyio
 async def test_a_pipeline_that_is_loaded_again_has_what_its_files_say_then(folder: Path) -> None:
     repository = Repository(config_of(folder))
     request = InferenceRequest(model="diamond", inputs={"data": X})

@@ -21,14 +21,8 @@ from dagexec.server.repository_state import ModelState
 from tests.held import doubled_model
 from tests.server.runners import HeldRunner, Loads, repository_of
 
-pytestmark = pytest.mark.anyio
 X = np.float32([[1, 2, 3]])
 FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, [None, 3])
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def asked(model: str = "m", **fields: object) -> InferenceRequest:

@@ -304,7 +304,7 @@ def test_a_model_that_is_loaded_again_has_none_of_the_sequences_before(lone: dag
         close()
 
 
-@pytest.mark.asyncio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_stream_with_a_request_in_service_is_not_idle_and_one_without_is() -> None:
     runner = AddingRunner(held=True)
     ended = asyncio.Event()

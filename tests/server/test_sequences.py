@@ -16,13 +16,6 @@ from dagexec.server.sequences import Place, place_of
 from tests.held import doubled_model
 from tests.server.runners import AddingRunner, HeldRunner, Loads
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
 
 class Clock:
     """One that a test sets."""

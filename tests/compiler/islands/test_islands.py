@@ -117,24 +117,23 @@ def held() -> Iterator[Held]:
         yield found
 
 
-def test_a_run_is_cancelled_between_two_islands(runtime: str, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_run_is_cancelled_between_two_islands(
+    runtime: str, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[str] = []
     for module, name in ((onnx_runtime_island, "_Bound"), (openvino, "_Bound")):
         kind = getattr(module, name)
         call = kind.__call__
         monkeypatch.setattr(kind, "__call__", lambda self, call=call: (ran.append("island"), call(self)))
     with dagexec.compile(with_held(), islands=runtime, net_type="dag", num_workers=1, **ANY) as executor:
-
-        async def cancelled() -> None:
-            task = asyncio.create_task(executor.run_async({"x": np.ones((2, 40), np.float32)}))
-            await asyncio.to_thread(held.inside.acquire)
-            task.cancel()
-            await asyncio.sleep(0)  # the task takes note
-            held.go_on.release()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-        asyncio.run(cancelled())
+        task = asyncio.create_task(executor.run_async({"x": np.ones((2, 40), np.float32)}))
+        await asyncio.to_thread(held.inside.acquire)
+        task.cancel()
+        await asyncio.sleep(0)  # the task takes note
+        held.go_on.release()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     assert ran == ["island"]
 
 

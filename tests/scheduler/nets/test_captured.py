@@ -335,7 +335,8 @@ def test_operators_that_take_turns_are_captured_beside_others_that_use_the_same(
             assert not failures
 
 
-def test_every_replica_of_an_executor_has_a_capture_of_its_own() -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_every_replica_of_an_executor_has_a_capture_of_its_own() -> None:
     generator = np.random.default_rng(0)
     with (
         dagexec.compile("zoo:lenet", optimize=False, net_type="simple") as plain,
@@ -347,11 +348,7 @@ def test_every_replica_of_an_executor_has_a_capture_of_its_own() -> None:
         [(name, info)] = executor.inputs.items()
         shape = [size if isinstance(size, int) and size > 0 else 1 for size in info.shape or ()]
         feeds = [{name: generator.random(shape, np.float32)} for _ in range(24)]
-
-        async def all_of_them() -> list[dict[str, np.ndarray[Any, Any]]]:
-            return await asyncio.gather(*(executor.run_async(feed, timeout=60) for feed in feeds))
-
-        found = asyncio.run(all_of_them())
+        found = await asyncio.gather(*(executor.run_async(feed, timeout=60) for feed in feeds))
         for feed, outputs in zip(feeds, found, strict=True):
             wanted = plain.run(feed)
             assert all(outputs[key].tobytes() == wanted[key].tobytes() for key in wanted)
