@@ -29,7 +29,8 @@ import numpy.typing as npt
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError
 from dagexec.platform.addresses import address_of
-from dagexec.platform.general_assembler import NOT_ZERO, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, ZERO, GeneralAssembler
+from dagexec.platform.assembly.instructions import NOT_ZERO, RAX, RBP, RBX, RCX, RDI, RDX, RSI, ZERO
+from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 from dagexec.platform.threads import threads
@@ -288,8 +289,7 @@ def table_code() -> int | None:
     A row is six 64-bit numbers: a function, four arguments, and the bits of its result that must be 0.
     """
     code = GeneralAssembler()
-    code.push(RBX, RBP)
-    code.add_number(RSP, -8)  # the stack is aligned for calls
+    code.open_frame(RBX, RBP)
     code.move(RBX, RDI)  # rbx = the row
     code.move(RBP, RSI)  # rbp = the rows left
     code.mark("next row")
@@ -306,7 +306,6 @@ def table_code() -> int | None:
     code.jump("next row")
     code.mark("end")
     code.move(RAX, RBP)
-    code.add_number(RSP, 8)
-    code.pop(RBX, RBP)
+    code.close_frame(RBX, RBP)
     code.end_call()
     return executable(code.code())

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import can_run, table_code
-from dagexec.platform.general_assembler import LESS, NOT_ZERO, RAX, RCX, RDI, RDX, RSI, GeneralAssembler
+from dagexec.platform.assembly.instructions import LESS, NOT_ZERO, RAX, RCX, RDI, RDX, RSI
+from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 
 Row = tuple[int, int, int, int, int]

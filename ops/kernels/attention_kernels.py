@@ -15,21 +15,19 @@ from functools import cache, lru_cache, partial
 
 import numpy as np
 
-from dagexec.platform.assembler import (
+from dagexec.platform.assembly.instructions import (
     ADD,
     ADD_INTEGERS,
+    AND,
+    AND_NOT,
     DIV,
     FMA,
     HORNER,
-    LOAD_MASKED,
     MAX,
     MIN,
     MUL,
-    SUB,
-    Assembler,
-    Instruction,
-)
-from dagexec.platform.general_assembler import (
+    OR,
+    PERMUTE_HALVES,
     R8,
     R9,
     R10,
@@ -45,18 +43,18 @@ from dagexec.platform.general_assembler import (
     RDI,
     RDX,
     RSI,
-    RSP,
-    GeneralAssembler,
+    SHUFFLE,
+    SUB,
+    UNPACK_HIGH,
+    UNPACK_LOW,
+    Instruction,
 )
+from dagexec.platform.assembly.native import Assembler, GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 
 GROUP = 8
 """Keys that are transposed together, and elements of each."""
-
-_AND, _AND_NOT, _OR = (1, 0, 0x54), (1, 0, 0x55), (1, 0, 0x56)
-_LOW_PAIRS, _HIGH_PAIRS, _SHUFFLE = (1, 0, 0x14), (1, 0, 0x15), (1, 0, 0xC6)
-_HALVES, _IN_HALVES = (3, 1, 0x06), (3, 1, 0x04)
 
 _SAVED = (RBX, RBP, R12, R13, R14, R15)
 _VECTOR = 32  # bytes
@@ -78,7 +76,7 @@ def transpose_kernel() -> int | None:
     Row n of the keys becomes column n of the packed ones.
     """
     code = Assembler()
-    code.push(*_SAVED)
+    code.enter(*_SAVED)
     for register, field in ((R8, KEY_ROW), (R12, PACKED_ROW), (R13, PACK_GROUPS)):
         code.load_field(register, 8 * field, RCX)
     group = code.here()
@@ -94,7 +92,7 @@ def transpose_kernel() -> int | None:
     rows = list(range(8))
     for number, register in enumerate(pairs):
         code.load_at(rows[2 * number], register, 0)
-        code.compute_memory((1, 0, 0x10), rows[2 * number + 1], 0, register, R8)
+        code.load(rows[2 * number + 1], register, R8)
     for row in _transposed(code, rows, list(range(8, 16))):
         code.store_at(row, RDX, 0)
         code.add(RDX, R12)
@@ -113,16 +111,16 @@ def transpose_kernel() -> int | None:
 def _transposed(code: Assembler, rows: list[int], free: list[int]) -> list[int]:
     """The vectors that hold the columns of eight rows of eight."""
     for number in range(0, 8, 2):
-        code.compute(_LOW_PAIRS, free[number], rows[number], rows[number + 1])
-        code.compute(_HIGH_PAIRS, free[number + 1], rows[number], rows[number + 1])
+        code.compute(UNPACK_LOW, free[number], rows[number], rows[number + 1])
+        code.compute(UNPACK_HIGH, free[number + 1], rows[number], rows[number + 1])
     for half in (0, 4):
         for number, (left, right) in enumerate(((0, 2), (1, 3))):
             for place, choice in enumerate((0x44, 0xEE)):
                 target = rows[half + 2 * number + place]
-                code.compute(_SHUFFLE, target, free[half + left], free[half + right], choice)
+                code.compute(SHUFFLE, target, free[half + left], free[half + right], choice)
     for number in range(4):
         for place, choice in ((number, 0x20), (number + 4, 0x31)):
-            code.compute(_HALVES, free[place], rows[number], rows[number + 4], choice)
+            code.compute(PERMUTE_HALVES, free[place], rows[number], rows[number + 4], choice)
     return free
 
 
@@ -164,7 +162,7 @@ def product_kernel(rows: int, vectors: int, lanes: int, has_passes: bool, rest: 
     Rows of all three may be any distance apart. The inner axis has passes of _STEP elements and `rest` more.
     """
     code = Assembler(lanes)
-    code.push(*_SAVED)
+    code.enter(*_SAVED)
     for register, field in ((R8, X_ROW), (R9, X_3_ROWS), (R12, W_ROW), (R13, Y_ROW), (RBX, PANELS)):
         code.load_field(register, 8 * field, RCX)
     panel = code.here()
@@ -233,9 +231,9 @@ def by_fields() -> int | None:
     code = GeneralAssembler()
     for place, register in enumerate((RDI, RSI, RDX), FIRST_OFFSET):
         code.add_field(register, 8 * place, RCX)
-    code.add_number(RSP, -8)  # the stack is aligned for calls
+    code.open_frame()
     code.call_field(RCX, 8 * KERNEL)
-    code.add_number(RSP, 8)
+    code.close_frame()
     code.end_call()
     return executable(code.code())
 
@@ -286,7 +284,7 @@ def softmax_kernel(
     """
     code = Assembler()
     softmax = _Softmax(code, has_passes, rest, has_tail)
-    code.push(*_SAVED)
+    code.enter(*_SAVED)
     fields = ((R8, MAIN), (R9, SCORE_ROW), (R10, BIAS_ROW), (R11, MASK_ROW), (R12, NUMBERS), (R13, ROWS))
     for register, field in fields:
         code.load_field(register, 8 * field, RCX)
@@ -340,12 +338,15 @@ class _Softmax:
         """target = memory, or left what memory; zeros behind the end of a row."""
         code = self.code
         if not is_tail:
-            code.compute_memory(what or (1, 0, 0x10), target, left, base, RAX, place * _VECTOR)
+            if what is None:
+                code.load(target, base, RAX, place * _VECTOR)
+            else:
+                code.compute_memory(what, target, left, base, RAX, place * _VECTOR)
             return
         code.load_at(15, R12, 0)
-        code.compute_memory(LOAD_MASKED, 15, 15, base, RAX)
+        code.load_masked(15, 15, base, RAX)
         if what is None:
-            code.compute(_OR, target, 15, 15)
+            code.move_vector(target, 15)
         else:
             code.compute(what, target, left, 15)
 
@@ -362,9 +363,9 @@ class _Softmax:
             if has_mask:
                 code.broadcast(11, R12, None, 1, 2 * _VECTOR + 4)
                 self.load(None, 10, 0, RDX, place, is_tail)
-                code.compute(_AND, place, place, 10)
-                code.compute(_AND_NOT, 10, 10, 11)
-                code.compute(_OR, place, place, 10)
+                code.compute(AND, place, place, 10)
+                code.compute(AND_NOT, 10, 10, 11)
+                code.compute(OR, place, place, 10)
             if has_bias:
                 self.load(ADD, place, place, RSI, place, is_tail)
             if is_tail:
@@ -438,8 +439,8 @@ class _Softmax:
 
 def _across(code: Assembler, what: Instruction, vector: int) -> None:
     """Every element of a vector becomes what `what` makes of all of them, in a fixed order."""
-    for instruction, choice in ((_HALVES, 0x01), (_IN_HALVES, 0x4E), (_IN_HALVES, 0xB1)):
-        code.compute(instruction, 11, vector if instruction is _HALVES else 0, vector, choice)
+    for distance in (4, 2, 1):
+        code.rotate(11, vector, distance)
         code.compute(what, vector, vector, 11)
 
 

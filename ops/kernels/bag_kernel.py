@@ -19,7 +19,8 @@ from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import shares
 from dagexec.platform.addresses import address_of
-from dagexec.platform.general_assembler import GREATER, LESS, NOT_LESS, RAX, RDI, GeneralAssembler
+from dagexec.platform.assembly.instructions import GREATER, LESS, NOT_LESS, RAX, RDI
+from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 
 Array = npt.NDArray[Any]

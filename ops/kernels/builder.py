@@ -24,8 +24,8 @@ from itertools import zip_longest
 from dagexec.ops.kernels.memory_access import MemoryAccess
 from dagexec.ops.kernels.registers import ANY, ARGUMENTS, GENERAL, VECTOR, OutOfRegistersError, joined_moves
 from dagexec.ops.kernels.values import Mask, Scalar, Vector
-from dagexec.platform.assembler import Assembler
-from dagexec.platform.general_assembler import GREATER, LESS
+from dagexec.platform.assembly.instructions import GREATER, LESS
+from dagexec.platform.assembly.native import Assembler
 from dagexec.platform.machine_code import executable
 
 __all__ = ["BYTES", "Builder", "Mask", "Scalar", "Vector", "fitting", "within"]

@@ -22,7 +22,7 @@ from dagexec.ops.kernels.narrow_vectors import load_as_floats, store_bfloat16, s
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.platform.addresses import address_of
-from dagexec.platform.general_assembler import GREATER
+from dagexec.platform.assembly.instructions import GREATER
 
 Array = npt.NDArray[Any]
 

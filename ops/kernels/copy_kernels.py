@@ -10,8 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from dagexec.ops.kernels.builder import BYTES, Builder, Scalar, Vector
-from dagexec.platform.assembler import PERMUTE_HALVES, SHUFFLE, UNPACK_HIGH, UNPACK_LOW
-from dagexec.platform.general_assembler import GREATER, LESS
+from dagexec.platform.assembly.instructions import GREATER, LESS, PERMUTE_HALVES, SHUFFLE, UNPACK_HIGH, UNPACK_LOW
 
 _EachBlock = Callable[[Scalar, Scalar, int], None]
 

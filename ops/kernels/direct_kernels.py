@@ -19,8 +19,10 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from dagexec.ops.kernels.post_ops import ADD_OTHER, TEMPORARIES, PostOp, post_op_within
-from dagexec.platform.assembler import ADD, FMA, PERMUTE, REGISTERS, Assembler
-from dagexec.platform.general_assembler import (
+from dagexec.platform.assembly.instructions import (
+    ADD,
+    FMA,
+    PERMUTE,
     R8,
     R9,
     R10,
@@ -38,6 +40,7 @@ from dagexec.platform.general_assembler import (
     RSI,
     ZERO,
 )
+from dagexec.platform.assembly.native import REGISTERS, Assembler
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 
@@ -218,11 +221,11 @@ class _Writer:
 
     def code(self) -> bytes:
         row, code = self._row, self._code
-        code.push(*_SAVED)
+        code.enter(*_SAVED)
         for register, field in (*_FIELDS, *zip(_OTHERS, (OTHER, NEXT_OTHER), strict=True)):
             code.load_field(register, 8 * field, RCX)
         for number, table in enumerate(self._tables):
-            code.load_numbers(table, [lane // row.group * row.group + number for lane in range(row.lanes)])
+            code.load_permutation(table, [lane // row.group * row.group + number for lane in range(row.lanes)])
         code.add_number(RDI, -row.head * row.pixel * _FLOAT)
         if self._is_wide:
             self._blocks(self._vectors_of)

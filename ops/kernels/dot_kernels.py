@@ -10,8 +10,26 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import pairwise
 
-from dagexec.platform.assembler import ADD, FMA, Assembler
-from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI
+from dagexec.platform.assembly.instructions import (
+    ADD,
+    FMA,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+)
+from dagexec.platform.assembly.native import Assembler
 from dagexec.platform.machine_code import executable
 
 MOST_ROWS = {8: 3, 16: 4}
@@ -38,7 +56,7 @@ def dot_kernel(rows: int, units: int, lanes: int) -> int | None:
     Blocks lie one behind another along the rows, or along the units.
     """
     code = Assembler(lanes)
-    code.push(*_SAVED)
+    code.enter(*_SAVED)
     sources = [RDI, *_FREE[: rows - 1]]
     weights = [RSI, *_FREE[rows - 1 : rows + units - 2]]
     code.load_field(RBX, 8 * BIAS, RCX)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from dagexec.ops.kernels.registers import GENERAL, MASK, VECTOR, Program, Value
 from dagexec.ops.kernels.registers import Instruction as Written
 from dagexec.ops.kernels.values import Mask, Scalar, Vector
-from dagexec.platform.assembler import (
+from dagexec.platform.assembly.instructions import (
     ADD_INTEGERS,
     AND,
     EQUAL_TO,
@@ -32,9 +32,9 @@ from dagexec.platform.assembler import (
     SUBTRACT_PRODUCT,
     SUBTRACT_SCALED,
     TO_INTEGER,
-    Assembler,
     Instruction,
-)  # fmt: skip
+)
+from dagexec.platform.assembly.native import Assembler
 
 NEAREST, DOWN, UP, TO_ZERO = 8, 9, 10, 11
 """How `round` does it; no exception is raised for what is not exact."""

@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.platform.assembler import FMA, Assembler
-from dagexec.platform.general_assembler import R8, R9, R10, R11, RAX, RBP, RCX, RDI, RDX, RSI
+from dagexec.platform.assembly.instructions import FMA, R8, R9, R10, R11, RAX, RBP, RCX, RDI, RDX, RSI
+from dagexec.platform.assembly.native import Assembler
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 
@@ -161,7 +161,7 @@ def _kernel(product: GateProduct, rows: int, vectors: int, panels: int) -> int |
     columns = len(product.slots) * vectors
     row_bytes = 4 * product.lanes * columns
     sums = [[row * columns + column for column in range(columns)] for row in range(rows)]
-    code.push(RBP)
+    code.enter(RBP)
     code.set_number(R9, panels)
     panel = code.here()
     code.move(R10, RDI)

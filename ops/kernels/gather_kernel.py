@@ -19,8 +19,7 @@ from dagexec.core.shapes import element_count
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import even_shares, shares
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembler import Assembler
-from dagexec.platform.general_assembler import (
+from dagexec.platform.assembly.instructions import (
     BELOW,
     LESS,
     NOT_LESS,
@@ -39,6 +38,7 @@ from dagexec.platform.general_assembler import (
     RDX,
     RSI,
 )
+from dagexec.platform.assembly.native import Assembler
 from dagexec.platform.machine_code import executable
 
 Array = npt.NDArray[Any]

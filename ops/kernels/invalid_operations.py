@@ -20,7 +20,8 @@ from dagexec.core.native import NativeCall, NativeStep, Phases, Piece, can_run
 from dagexec.core.operator import Step
 from dagexec.errors import DagexecError
 from dagexec.platform.addresses import address_of
-from dagexec.platform.general_assembler import RAX, RCX, RDI, RSP, ZERO, GeneralAssembler
+from dagexec.platform.assembly.instructions import RAX, RCX, RDI, ZERO
+from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 
 _FLAG = 1
@@ -37,7 +38,7 @@ def _codes() -> tuple[int, int, int] | None:
 def _clearing() -> bytes:
     """Clears the flag."""
     code = GeneralAssembler()
-    _load_status(code)
+    code.load_float_status(RAX)
     _clear_flag(code)
     code.clear(RAX)
     code.end_call()
@@ -47,7 +48,7 @@ def _clearing() -> bytes:
 def _noting() -> bytes:
     """Where the flag is set, writes 1 to the 32 bits at rdi and clears it."""
     code = GeneralAssembler()
-    _load_status(code)
+    code.load_float_status(RAX)
     code.move(RCX, RAX)
     code.and_number(RCX, _FLAG)
     code.jump("end", ZERO)
@@ -67,17 +68,10 @@ def _reading() -> bytes:
     return code.code()
 
 
-def _load_status(code: GeneralAssembler) -> None:
-    """rax = the float status."""
-    code.store_float_status()
-    code.load_short_number(RAX, RSP, None, offset=-8)
-
-
 def _clear_flag(code: GeneralAssembler) -> None:
     """The float status = rax without the flag."""
     code.and_number(RAX, ~_FLAG)
-    code.store_number(RAX, RSP, -8)
-    code.load_float_status()
+    code.set_float_status(RAX)
 
 
 def can_be_seen() -> bool:

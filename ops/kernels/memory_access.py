@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dagexec.ops.kernels.expressions import Expressions
-from dagexec.ops.kernels.registers import Value
+from dagexec.ops.kernels.registers import VECTOR, Value
+from dagexec.ops.kernels.registers import Instruction as Written
 from dagexec.ops.kernels.values import Mask, Scalar, Vector
-from dagexec.platform.assembler import Assembler, Instruction
+from dagexec.platform.assembly.native import Assembler
 
 
 class MemoryAccess(Expressions):
@@ -63,26 +64,18 @@ class MemoryAccess(Expressions):
 
         self.append(emit, value, *_given(mask), base, *_given(index))
 
-    def load_by(self, what: Instruction, base: Scalar) -> Vector:
-        """The vector that an instruction makes of elements of another size at `base`."""
-        return self.new_vector(lambda code, to, base: code.access(what, to, base), base)
+    def load_widened(self, base: Scalar, size: int, *, has_sign: bool) -> Vector:
+        """The integers of 1 or 2 bytes at `base`, of 2 without a sign, as integers of 32 bits."""
+        return self.new_vector(lambda code, to, base: code.load_widened(to, base, size, has_sign=has_sign), base)
 
-    def store_by(
-        self,
-        what: Instruction,
-        value: Vector,
-        base: Scalar,
-        *,
-        number: int | None = None,
-        mask: Mask | None = None,
-        is_short: bool = False,
-    ) -> None:
-        """Write elements of another size to `base`, with AVX-512 those that `mask` selects."""
+    def store_narrowed(self, value: Vector, base: Scalar, size: int) -> None:
+        """Write integers as those of 1 or 2 bytes, which hold them."""
 
-        def emit(code: Assembler, vector: int, base: int, *mask: int) -> None:
-            code.access(what, vector, base, number=number, mask=mask[0] if mask else 0, is_short=is_short)
+        def emit(code: Assembler, spare: int, vector: int, base: int) -> None:
+            code.store_narrowed(vector, spare, base, size)
 
-        self.append(emit, value, base, *_given(mask))
+        spare = Vector(self, VECTOR)
+        self.program.instructions.append(Written(emit, spare, (value, base), is_apart=True))
 
     def store_first(
         self, value: Vector, base: Scalar, index: Scalar | None = None, offset: int = 0, scale: int = 1

@@ -11,8 +11,25 @@ from __future__ import annotations
 from functools import lru_cache
 
 from dagexec.ops.kernels.post_ops import ADD_OTHER, PostOp, post_op_within
-from dagexec.platform.assembler import ADD, FMA, REGISTERS, Assembler
-from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RCX, RDI, RDX, RSI
+from dagexec.platform.assembly.instructions import (
+    ADD,
+    FMA,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBP,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+)
+from dagexec.platform.assembly.native import NUMBERS, REGISTERS, Assembler
 from dagexec.platform.machine_code import executable
 
 VECTORS = {8: 3, 16: 2}
@@ -57,7 +74,7 @@ def panel_kernel(
     `post_ops`. `in_segments` tells that a row of X is some stretches of equal length, which other rows may read, too.
     """
     code = Assembler(lanes)
-    code.push(*_SAVED)
+    code.enter(*_SAVED)
     for register, field in ((R8, SOURCE_ROW), (R9, SOURCE_3_ROWS), (R12, TARGET_ROW), (R13, ADDEND)):
         code.load_field(register, 8 * field, RCX)
     if not in_segments:
@@ -117,7 +134,7 @@ def _multiply(code: Assembler, sums: list[list[int]], step: int) -> None:
     vectors, free = len(sums[0]), sum(map(len, sums))
     nbytes = 4 * code.lanes
     weights = range(free, free + vectors)
-    spare = range(free + vectors, REGISTERS[code.lanes])[:_SPARE]
+    spare = [*range(free + vectors, REGISTERS[code.lanes]), *NUMBERS][:_SPARE]
     for number, vector in enumerate(weights):
         code.load_at(vector, RAX, (step * vectors + number) * nbytes)
     for row, targets in enumerate(sums):

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 
 from dagexec.ops.kernels import elementary
 from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector, fitting, within
-from dagexec.platform.assembler import Assembler
+from dagexec.platform.assembly.native import Assembler
 
 TEMPORARIES = 7
 """Vectors that they need beside the one that they change."""

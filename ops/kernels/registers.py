@@ -12,8 +12,24 @@ from dataclasses import field
 from itertools import pairwise
 
 from dagexec.errors import DagexecError
-from dagexec.platform.assembler import REGISTERS, Assembler
-from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI
+from dagexec.platform.assembly.instructions import (
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+)
+from dagexec.platform.assembly.native import REGISTERS, Assembler
 from dagexec.platform.records import dataclass
 
 GENERAL, VECTOR, MASK = "general", "vector", "mask"
@@ -86,7 +102,7 @@ class Program:
         joined_moves(self.instructions)
         registers = allocate(self, _all(code.lanes))
         saved = [register for register in PRESERVED if register in _general(registers)]
-        code.push(*saved)
+        code.enter(*saved)
         self._emit(code, registers)
         code.leave(*saved)
 

@@ -25,8 +25,8 @@ from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import in_pieces, shares
 from dagexec.platform.addresses import address_of
+from dagexec.platform.assembly.instructions import GREATER
 from dagexec.platform.cached import cached_property
-from dagexec.platform.general_assembler import GREATER
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]

@@ -16,7 +16,7 @@ from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.standardizing import row_sum
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembler import MUL
+from dagexec.platform.assembly.instructions import MUL
 
 Array = npt.NDArray[Any]
 Call = tuple[int, int, int, int, int]

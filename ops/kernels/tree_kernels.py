@@ -23,8 +23,7 @@ from dagexec.ops.kernels.builder import BYTES, Builder, Mask, Scalar
 from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.row_kernels import Call
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembler import SUB, SUB_DOUBLES
-from dagexec.platform.general_assembler import NOT_LESS
+from dagexec.platform.assembly.instructions import NOT_LESS, SUB, SUB_DOUBLES
 from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagexec.ops.kernels.registers import Value
-from dagexec.platform.assembler import ADD, DIV, MUL, SUB, Assembler
+from dagexec.platform.assembly.instructions import ADD, DIV, MUL, SUB
+from dagexec.platform.assembly.native import Assembler
 
 if TYPE_CHECKING:
     from dagexec.ops.kernels.expressions import Expressions

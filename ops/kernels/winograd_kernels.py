@@ -14,8 +14,29 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from dagexec.platform.assembler import ADD, FMA, MAX, MIN, MUL, SUB, Assembler
-from dagexec.platform.general_assembler import R8, R9, R10, R11, R12, R13, R14, R15, RAX, RBP, RBX, RCX, RDX, RSI
+from dagexec.platform.assembly.instructions import (
+    ADD,
+    FMA,
+    MAX,
+    MIN,
+    MUL,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBP,
+    RBX,
+    RCX,
+    RDX,
+    RSI,
+    SUB,
+)
+from dagexec.platform.assembly.native import Assembler
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 
@@ -71,7 +92,7 @@ def line_kernel(matrix: Matrix, finish: Epilogue | None = None) -> int | None:
 def _kernel(matrix: Matrix, finish: Epilogue | None) -> bytes:
     code = Assembler()
     inputs, outputs = _INPUTS[: len(matrix[0])], _OUTPUTS[: len(matrix)]
-    code.push(*_SAVED)
+    code.enter(*_SAVED)
     for first, registers in ((READ, inputs), (WRITTEN, outputs)):
         for number, register in enumerate(registers):
             code.load_field(register, _FIELD * (first + number))

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from dagexec.platform.general_assembler import (
+from dagexec.platform.assembly.instructions import (
     LESS,
     NOT_LESS,
     NOT_ZERO,
@@ -30,10 +30,9 @@ from dagexec.platform.general_assembler import (
     RDI,
     RDX,
     RSI,
-    RSP,
     ZERO,
-    GeneralAssembler,
 )
+from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run.engine_layout import Header, Kind, Logged, Mode, Outcome, PoolWords, Record, Slot, Task
 
@@ -48,6 +47,8 @@ Enter = Callable[[int, int, int], int]
 
 class EngineAssembler(GeneralAssembler):
     """An assembler for code without a log."""
+
+    is_ordered = True
 
     def log(self, event: Logged, *, batch: bool = False) -> None:
         """Record an event, of the task in rax with `batch`, else of that in the slot. Not before a jump."""
@@ -68,8 +69,7 @@ def entered(address: int | None) -> Enter | None:
 
 def written(code: EngineAssembler) -> bytes:
     """Registers: rbx the state, rbp the slot, r12 the task, r13 its number or what is left to take, r14 a clock."""
-    code.push(*_SAVED)
-    code.add_number(RSP, -8)  # the stack is aligned for calls
+    code.open_frame(*_SAVED)
     code.move(RBX, RDI)
     code.move(RBP, RSI)
     code.compare_number(RDX, Mode.CONTINUE)
@@ -93,8 +93,7 @@ def written(code: EngineAssembler) -> bytes:
         code.set_number(RAX, outcome)
         code.jump("leave")
     code.mark("leave")
-    code.add_number(RSP, 8)
-    code.pop(*_SAVED)
+    code.close_frame(*_SAVED)
     code.end_call()
     lock(code)
     _sets(code)

@@ -13,22 +13,8 @@ from functools import cache
 import numpy as np
 
 from dagexec.platform.addresses import address_of
-from dagexec.platform.general_assembler import (
-    NOT_LESS,
-    R8,
-    R9,
-    R10,
-    R12,
-    R13,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
-    GeneralAssembler,
-)
+from dagexec.platform.assembly.instructions import NOT_LESS, R8, R9, R10, R12, R13, RAX, RBP, RBX, RCX, RDI, RDX, RSI
+from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine_code
 from dagexec.scheduler.run.engine import NativeRun
@@ -93,7 +79,7 @@ def _telling_code() -> Callable[[int, int, int, int, int, int], int]:
 
     Its arguments are a state, an event, a worker, a task, a piece, and what else there is to say.
     """
-    code = GeneralAssembler()
+    code = EngineAssembler()
     saved = (RBX, R12, R13)
     code.push(*saved)
     code.move(RBX, RDI)

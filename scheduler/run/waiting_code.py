@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from dagexec.platform.general_assembler import NOT_ZERO, RAX, RCX, RDI, RDX, RSI, RSP, GeneralAssembler
+from dagexec.platform.assembly.instructions import NOT_ZERO, RAX, RCX, RDI, RDX, RSI, RSP
+from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run.engine_layout import PoolWords
 

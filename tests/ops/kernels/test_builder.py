@@ -11,7 +11,7 @@ import pytest
 from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.expressions import DOWN, TO_ZERO, UP
 from dagexec.ops.kernels.registers import OutOfRegistersError
-from dagexec.platform.general_assembler import GREATER, LESS, NOT_GREATER, ZERO
+from dagexec.platform.assembly.instructions import GREATER, LESS, NOT_GREATER, ZERO
 from tests.ops.kernels.running import Array, applied, call, each_size
 
 X = np.array([1.5, -2.25, 0.0, -0.0, 3.5, 1e30, -1e-30, 2.5, -7.0, 0.5, math.inf, math.nan], np.float32)

@@ -1,24 +1,28 @@
-"""An assembler of the few instructions on general registers, and jumps, that x86-64 code written at run time uses.
+"""Instructions on general registers, and jumps, for x86-64 and the calling convention of System V.
 
-Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 2. `assembler.py` adds those on vectors.
+Intel, "64 and IA-32 Architectures Software Developer's Manual", volume 2. `x86_64_vectors.py` adds those on vectors.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 
-RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
-"""Numbers of the general registers."""
+from dagexec.platform.assembly.instructions import RAX, RDI, RSP
 
 SIB, NO_INDEX = 4, 4
 """In the place of a register: a base and an index follow; in the place of an index: there is none."""
 
-BELOW, NOT_BELOW, ZERO, NOT_ZERO, LESS, NOT_LESS, NOT_GREATER, GREATER = 0x2, 0x3, 0x4, 0x5, 0xC, 0xD, 0xE, 0xF
-"""Conditions of jumps: for unsigned numbers, for the last result, for signed numbers."""
-
 
 class GeneralAssembler:
-    """Appends instructions; `code` gives the bytes."""
+    """Appends instructions; `code` gives the bytes.
+
+    Attributes:
+        is_ordered: what is read is read before what comes later, what is written after all before, as other threads
+            see it. This processor always does so.
+    """
+
+    is_ordered = False
 
     def __init__(self) -> None:
         self._bytes = bytearray(bytes.fromhex("f30f1efa"))  # endbr64
@@ -45,6 +49,18 @@ class GeneralAssembler:
         """Restore the registers that were pushed last, given in the order in which they were pushed."""
         for register in reversed(pushed):
             self._bytes += bytes([0x41] if register > RDI else []) + bytes([0x58 | register & 7])
+
+    def open_frame(self, *registers: int) -> None:
+        """At the beginning of a function that calls others: save registers on the stack, and align it for calls."""
+        self.push(*registers)
+        if len(registers) % 2 == 0:
+            self.add_number(RSP, -8)
+
+    def close_frame(self, *saved: int) -> None:
+        """Restore what `open_frame` saved."""
+        if len(saved) % 2 == 0:
+            self.add_number(RSP, 8)
+        self.pop(*saved)
 
     def load_field(self, register: int, offset: int, base: int = RDI) -> None:
         """register = the 64 bits at `base` + offset."""
@@ -154,20 +170,22 @@ class GeneralAssembler:
         """Copy 16 bytes from rsi to rdi, which stay, through vector 0. Needs no AVX."""
         self._bytes += bytes.fromhex("0f1006 0f1107")  # movups xmm0, [rsi]; movups [rdi], xmm0
 
-    def load_float_status(self) -> None:
-        """Set the processor's float status, its flags of exceptions among it, to the 32 bits at rsp - 8."""
-        self._bytes += bytes.fromhex("0fae5424f8")  # ldmxcsr [rsp - 8]
-
-    def store_float_status(self) -> None:
-        """The 32 bits at rsp - 8 = the processor's float status."""
+    def load_float_status(self, register: int) -> None:
+        """register = the float status of the thread: 1 where an operation was invalid, and other bits."""
         self._bytes += bytes.fromhex("0fae5c24f8")  # stmxcsr [rsp - 8]
+        self.load_short_number(register, RSP, None, offset=-8)
+
+    def set_float_status(self, register: int) -> None:
+        """The float status = register, which `load_float_status` gave but for the bit 1."""
+        self.store_number(register, RSP, -8)
+        self._bytes += bytes.fromhex("0fae5424f8")  # ldmxcsr [rsp - 8]
 
     def clear(self, register: int) -> None:
         """register = 0."""
         self._bytes += bytes([0x48 | (register > RDI) * 5, 0x31, 0xC0 | (register & 7) * 9])
 
     def save(self, register: int) -> None:
-        """Keep a register in the red zone below the stack, where `count_down` finds it."""
+        """Keep a register where `count_down` finds it, until something is called: in the red zone below the stack."""
         self._bytes += bytes([0x48 | (register > RDI) << 2, 0x89, 0x44 | (register & 7) << 3, 0x24, 0xF8])
 
     def count_down(self) -> None:
@@ -270,7 +288,10 @@ class GeneralAssembler:
             self.move(register, RAX)
 
     def yield_core(self) -> None:
-        """Let another thread have the core: Linux's sched_yield. Changes rax, rcx and r11."""
+        """Let another thread have the core: by Linux's sched_yield, else `pause`. Changes rax, rcx and r11."""
+        if sys.platform != "linux":
+            self.pause()
+            return
         self._bytes += bytes.fromhex("b818000000 0f05")  # mov eax, 24; syscall
 
     def compare(self, register: int, other: int) -> None:

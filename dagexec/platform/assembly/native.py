@@ -1,0 +1,15 @@
+"""The assemblers of this processor; those of x86-64 where there are none, whose code is then not run."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING
+
+if platform.machine() in ("aarch64", "arm64") and not TYPE_CHECKING:
+    from dagexec.platform.assembly.aarch64 import GeneralAssembler
+    from dagexec.platform.assembly.aarch64_vectors import NUMBERS, REGISTERS, Assembler
+else:
+    from dagexec.platform.assembly.x86_64 import GeneralAssembler
+    from dagexec.platform.assembly.x86_64_vectors import NUMBERS, REGISTERS, Assembler
+
+__all__ = ["NUMBERS", "REGISTERS", "Assembler", "GeneralAssembler"]
