@@ -29,10 +29,10 @@ from dagexec.platform.assembly.instructions import (
     RDX,
     RSI,
 )
-from dagexec.platform.assembly.native import Assembler
+from dagexec.platform.assembly.native import REGISTERS, Assembler
 from dagexec.platform.machine_code import executable
 
-MOST_ROWS = {8: 3, 16: 4}
+MOST_ROWS = {8: 3 if REGISTERS[8] > 15 else 2, 16: 4}
 """By lanes, the most rows of X that are multiplied together: with four units their sums take most registers."""
 
 X_ROW, Y_ROW, W_ROW, X_STEP, W_STEP, Y_STEP, BIAS_STEP, INNER, BLOCKS, BIAS = range(10)

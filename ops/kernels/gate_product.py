@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.platform.assembly.instructions import FMA, R8, R9, R10, R11, RAX, RBP, RCX, RDI, RDX, RSI
-from dagexec.platform.assembly.native import Assembler
+from dagexec.platform.assembly.native import REGISTERS, Assembler
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
 
@@ -27,9 +27,6 @@ Array = npt.NDArray[np.float32]
 
 _UNROLLED = 4
 """Elements of the inner axis in a pass of the loop."""
-
-_REGISTERS = {8: 16, 16: 32}
-"""By lanes, the vectors of the processor."""
 
 _VECTORS = {1: 4, 2: 2, 3: 2, 4: 1}
 """By gates, the vectors of units in a panel: four to six sums of a row hide how long each product takes."""
@@ -89,7 +86,7 @@ class GateProduct:
     def most_rows(self) -> int:
         """The most rows whose sums registers hold, with a number of each row, or with a row of the panel."""
         columns = len(self.slots) * self.vectors
-        registers = _REGISTERS[self.lanes]
+        registers = REGISTERS[self.lanes]
         return max(1, (registers - 1) // (columns + 1))
 
     @property

@@ -29,7 +29,7 @@ from dagexec.platform.assembly.instructions import (
     RDX,
     RSI,
 )
-from dagexec.platform.assembly.native import NUMBERS, REGISTERS, Assembler
+from dagexec.platform.assembly.native import REGISTERS, REPEATED, Assembler
 from dagexec.platform.machine_code import executable
 
 VECTORS = {8: 3, 16: 2}
@@ -134,7 +134,7 @@ def _multiply(code: Assembler, sums: list[list[int]], step: int) -> None:
     vectors, free = len(sums[0]), sum(map(len, sums))
     nbytes = 4 * code.lanes
     weights = range(free, free + vectors)
-    spare = [*range(free + vectors, REGISTERS[code.lanes]), *NUMBERS][:_SPARE]
+    spare = [*range(free + vectors, REGISTERS[code.lanes]), *REPEATED][:_SPARE]
     for number, vector in enumerate(weights):
         code.load_at(vector, RAX, (step * vectors + number) * nbytes)
     for row, targets in enumerate(sums):

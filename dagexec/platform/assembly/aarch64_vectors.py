@@ -5,7 +5,7 @@ Arm, "Arm Architecture Reference Manual for A-profile architecture" (DDI 0487). 
 
 A vector of eight float32 numbers is a pair of registers of four: vector n is v2n and v2n+1. So everything is computed
 as by AVX2, number by number and in the same order, and a kernel gives the same bytes on both, but for NaN's payload.
-Two registers remain, for what one instruction of AVX2 does and NEON does by several; they also serve as `NUMBERS`.
+Two registers remain, for what one instruction of AVX2 does and NEON does by several; they also serve as `REPEATED`.
 Vector 15 is in memory, for the few kernels that name so many; what chooses registers has the 15 others.
 """
 
@@ -54,7 +54,7 @@ from dagexec.platform.assembly.instructions import (
 REGISTERS = {8: 15}
 """The number of vector registers, by lanes."""
 
-NUMBERS = (16, 17)
+REPEATED = (16, 17)
 """Further registers, for numbers that `broadcast` repeats and `compute` multiplies by FMA, as the right operand."""
 
 _IN_MEMORY = 15
@@ -159,7 +159,7 @@ class Assembler(GeneralAssembler):
 
     def broadcast(self, vector: int, base: int, index: int | None, scale: int = 1, offset: int = 0) -> None:
         at = self._address(base, index, scale, offset)
-        for half in _HALVES if vector not in NUMBERS else (0,):
+        for half in _HALVES if vector not in REPEATED else (0,):
             with self._written(vector, half) as to:
                 self._words(0x4D40C800 | at << 5 | to)  # ld1r .4s
 
@@ -458,8 +458,8 @@ class Assembler(GeneralAssembler):
     @contextmanager
     def _read(self, vector: int, half: int) -> Iterator[int]:
         """The register with half a vector."""
-        if vector in NUMBERS:
-            yield _SPARE[NUMBERS.index(vector)]
+        if vector in REPEATED:
+            yield _SPARE[REPEATED.index(vector)]
         elif vector != _IN_MEMORY:
             yield 2 * vector + half
         else:
@@ -470,8 +470,8 @@ class Assembler(GeneralAssembler):
     @contextmanager
     def _written(self, vector: int, half: int, *, is_read: bool = False) -> Iterator[int]:
         """The register of half a vector that is written, and read before where `is_read`."""
-        if vector in NUMBERS:
-            yield _SPARE[NUMBERS.index(vector)]
+        if vector in REPEATED:
+            yield _SPARE[REPEATED.index(vector)]
         elif vector != _IN_MEMORY:
             yield 2 * vector + half
         else:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if platform.machine() in ("aarch64", "arm64") and not TYPE_CHECKING:
     from dagexec.platform.assembly.aarch64 import GeneralAssembler
-    from dagexec.platform.assembly.aarch64_vectors import NUMBERS, REGISTERS, Assembler
+    from dagexec.platform.assembly.aarch64_vectors import REGISTERS, REPEATED, Assembler
 else:
     from dagexec.platform.assembly.x86_64 import GeneralAssembler
-    from dagexec.platform.assembly.x86_64_vectors import NUMBERS, REGISTERS, Assembler
+    from dagexec.platform.assembly.x86_64_vectors import REGISTERS, REPEATED, Assembler
 
-__all__ = ["NUMBERS", "REGISTERS", "Assembler", "GeneralAssembler"]
+__all__ = ["REGISTERS", "REPEATED", "Assembler", "GeneralAssembler"]

@@ -45,7 +45,7 @@ from dagexec.platform.assembly.x86_64 import NO_INDEX, SIB, GeneralAssembler
 REGISTERS = {8: 16, 16: 32}
 """The number of vector registers, by lanes."""
 
-NUMBERS: tuple[int, ...] = ()
+REPEATED: tuple[int, ...] = ()
 """Further registers, for numbers that `broadcast` repeats and `compute` multiplies by FMA, as the right operand."""
 
 _Encoding = tuple[int, int, int]

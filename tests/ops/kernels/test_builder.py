@@ -12,6 +12,7 @@ from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector
 from dagexec.ops.kernels.expressions import DOWN, TO_ZERO, UP
 from dagexec.ops.kernels.registers import OutOfRegistersError
 from dagexec.platform.assembly.instructions import GREATER, LESS, NOT_GREATER, ZERO
+from dagexec.platform.assembly.native import REGISTERS
 from tests.ops.kernels.running import Array, applied, call, each_size
 
 X = np.array([1.5, -2.25, 0.0, -0.0, 3.5, 1e30, -1e-30, 2.5, -7.0, 0.5, math.inf, math.nan], np.float32)
@@ -157,7 +158,7 @@ def test_numbers_and_loops(lanes: int) -> None:
 
 @each_size
 def test_values_that_do_not_fit_are_refused(lanes: int) -> None:
-    registers = 16 if lanes == 8 else 32
+    registers = REGISTERS[lanes]
     for count in (registers, registers + 1):
         build = Builder(lanes)
         source, target = build.arguments(2)

@@ -11,13 +11,29 @@ import pytest
 from dagexec.core.native import NativeCall, NativeStep, phases_of
 from dagexec.core.native_tables import merged
 from dagexec.errors import DagexecError
+from dagexec.ops.kernels.builder import Builder
 from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
+from dagexec.platform.assembly.instructions import RAX
+from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 
 pytestmark = pytest.mark.skipif(not can_be_seen(), reason="no machine code runs here")
 
-_MAXIMUM = bytes.fromhex("f30f1efa f30f1007 f30f5f06 f30f1107 31c0 c3")  # *rdi = max(*rdi, *rsi) of float32; return 0
-_FAILS = bytes.fromhex("f30f1efa b801000000 c3")  # return 1
+
+def maximum_code() -> bytes:
+    """Of a function that replaces the first of two float32 numbers by the greater one."""
+    build = Builder(8)
+    left, right = build.arguments(2)
+    build.store_first(build.maximum(build.broadcast(left), build.broadcast(right)), left)
+    return build.code()
+
+
+def failing_code() -> bytes:
+    """Of a function that returns 1."""
+    code = GeneralAssembler()
+    code.set_number(RAX, 1)
+    code.end_call()
+    return code.code()
 
 
 def call(code: bytes, *arrays: np.ndarray) -> NativeCall:
@@ -33,7 +49,7 @@ def guarded(watch: Watch, call: NativeCall, recover: Callable[[], None]) -> Nati
 
 def maximum(x: float, y: float) -> tuple[NativeCall, np.ndarray]:
     left, right = np.array([x], np.float32), np.array([y], np.float32)
-    return call(_MAXIMUM, left, right), left
+    return call(maximum_code(), left, right), left
 
 
 @pytest.mark.parametrize(("x", "y"), [(1.0, 2.0), (-np.inf, np.inf), (-0.0, 0.0), (1e-45, -1e-45), (3e38, -3e38)])
@@ -70,7 +86,7 @@ def test_a_step_of_python_is_watched() -> None:
 
 
 def test_a_call_that_fails_is_no_nan() -> None:
-    step = guarded(Watch(), call(_FAILS), lambda: pytest.fail("it recovers"))
+    step = guarded(Watch(), call(failing_code()), lambda: pytest.fail("it recovers"))
     with pytest.raises(DagexecError, match="it failed"):
         step()
     with pytest.raises(DagexecError, match="it failed"):
