@@ -34,6 +34,8 @@ CHOSEN = (
     "tests/ops/test_threads_and_bytes.py",
     "tests/rows/test_bytes.py",
     "tests/compiler/passes/test_layout.py",
+    "tests/compiler/passes/test_layout_of_channels.py",
+    "tests/compiler/passes/test_layout_of_operators.py",
     "tests/compiler/passes/test_bfloat16.py",
     "tests/compiler/tuning/test_choosing.py",
     "tests/compiler/tuning/test_rules.py",
