@@ -41,6 +41,17 @@ def serve_command(
     control_settings: Annotated[
         bool, typer.Option("--control-settings", help="Clients that load a model may change its settings.")
     ] = False,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="A file in PEM, for TLS over HTTP and gRPC.")
+    ] = None,
+    private_key: Annotated[Path | None, typer.Option("--private-key", help="That of the certificate, in PEM.")] = None,
+    client_certificates: Annotated[
+        Path | None,
+        typer.Option("--client-certificates", help="Authorities that sign those which clients then need, in PEM."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="A file with the token that requests need to have.")
+    ] = None,
     telemetry: Annotated[
         bool, typer.Option("--telemetry", help="An OpenTelemetry span for each run, under the client's.")
     ] = False,
@@ -60,6 +71,10 @@ def serve_command(
         "strict": strict or None,
         "control": control or None,
         "control_settings": control_settings or None,
+        "certificate": certificate,
+        "private_key": private_key,
+        "client_certificates": client_certificates,
+        "token_file": token_file,
         "telemetry": telemetry or None,
     }
     read = ServerConfig() if config is None else read_config(config)

@@ -16,7 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from dagexec.errors import SettingError
-from dagexec.server.access import OPEN, Access, Certificates
+from dagexec.server.access import OPEN, Access, Tls
 from dagexec.server.bodies import Bodies, Held
 from dagexec.server.grpc_codec import (
     metadata_message,
@@ -31,7 +31,7 @@ from dagexec.server.parent_span import parent_span
 from dagexec.server.proto import inference_pb2 as messages
 from dagexec.server.repository import Repository
 from dagexec.server.settings import check_unchanged, log_settings, trace_settings
-from dagexec.server.shared_memory import NO_REGIONS, REGION, Regions
+from dagexec.server.shared_memory import NO_DEVICE_MEMORY, NO_REGIONS, REGION, Part, Regions
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -60,8 +60,6 @@ RETRY_METADATA = "grpc-retry-pushback-ms"
 
 _MESSAGE_CHARACTERS = 2000
 """Of an error's text, which is sent as a header, and clients take few bytes of these."""
-
-_OF_DEVICES = ("Status", "Register", "Unregister")
 
 _OPEN_CALLS = ("ServerLive", "ServerReady")
 
@@ -128,8 +126,7 @@ class InferenceService:
 
     async def model_infer(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
         with Held(self._bodies) as held:
-            asked = await self._asked(request, held)
-            shared = shared_outputs(request, self._regions)
+            asked, shared = await self._asked(request, held)
             response = await self._repository.infer(asked)
             if shared:
                 return await anyio.to_thread.run_sync(response_message, response, shared)
@@ -145,23 +142,24 @@ class InferenceService:
             yield answer
             return
         with Held(self._bodies) as held:
-            asked = await self._asked(request, held)
+            asked, _ = await self._asked(request, held)
             async with aclosing(self._repository.generate(asked)) as tokens:
                 async for token in tokens:
                     answer = token_message(token)
                     answer.parameters["triton_final_response"].bool_param = bool(token.finish_reason)
                     yield answer
 
-    async def _asked(self, request: messages.ModelInferRequest, held: Held) -> InferenceRequest:
-        """The request in a message. Raises RequestError."""
+    async def _asked(self, request: messages.ModelInferRequest, held: Held) -> tuple[InferenceRequest, dict[str, Part]]:
+        """The request in a message, and where results are to be left in shared memory. Raises RequestError."""
         model, version = request.model_name, request.model_version or None
         on_thread = self._regions.any and any(REGION in tensor.parameters for tensor in request.inputs)
         arguments = (request, self.limits, self._regions, self._regions.reader(held, on_thread))
         try:
             try:
+                shared = shared_outputs(request, self._regions)
                 if on_thread:
-                    return await anyio.to_thread.run_sync(request_from, *arguments)
-                return request_from(*arguments)
+                    return await anyio.to_thread.run_sync(request_from, *arguments), shared
+                return request_from(*arguments), shared
             except RequestError:
                 self._repository.check_inputs(model, version, [tensor.name for tensor in request.inputs])
                 raise
@@ -220,7 +218,10 @@ class InferenceService:
         return messages.EmptyResponse()
 
     async def device_memory(self, request: messages.RegionRequest) -> messages.EmptyResponse:
-        raise RequestError(501, "shared memory of CUDA is not supported; use that of the system, or send raw contents")
+        raise RequestError(501, NO_DEVICE_MEMORY)
+
+    async def no_device_memory(self, request: messages.RegionRequest) -> messages.EmptyResponse:
+        return messages.EmptyResponse()
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a server of gRPC asks for the handler of a call."""
@@ -241,7 +242,9 @@ class InferenceService:
             "SystemSharedMemoryStatus": (messages.RegionRequest, self.regions),
             "SystemSharedMemoryRegister": (messages.Region, self.register),
             "SystemSharedMemoryUnregister": (messages.RegionRequest, self.unregister),
-            **{f"CudaSharedMemory{call}": (messages.RegionRequest, self.device_memory) for call in _OF_DEVICES},
+            "CudaSharedMemoryStatus": (messages.RegionRequest, self.no_device_memory),
+            "CudaSharedMemoryRegister": (messages.RegionRequest, self.device_memory),
+            "CudaSharedMemoryUnregister": (messages.RegionRequest, self.no_device_memory),
         }
         found: dict[str, grpc.RpcMethodHandler[Any, Any]]
         found = {
@@ -430,9 +433,7 @@ class _Client:
 
 
 @asynccontextmanager
-async def serve_grpc(
-    service: InferenceService, host: str, port: int, certificates: Certificates | None = None
-) -> AsyncIterator[int]:
+async def serve_grpc(service: InferenceService, host: str, port: int, tls: Tls | None = None) -> AsyncIterator[int]:
     """Take calls while the context is open; its value is the port, which is any free one if 0 is given.
 
     Within the limits of `service`: `body_bytes` of a message, `connections` as calls at one time, `header_seconds` for
@@ -452,10 +453,7 @@ async def serve_grpc(
     server = grpc.aio.server(handlers=[service.handlers()], options=options)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        if certificates is None:
-            bound = server.add_insecure_port(address)
-        else:
-            bound = server.add_secure_port(address, _credentials(certificates))
+        bound = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, _credentials(tls))
     except (OSError, RuntimeError) as error:
         raise SettingError(f"gRPC cannot listen on {host}, port {port}: {error}") from error
     await server.start()
@@ -465,12 +463,26 @@ async def serve_grpc(
         await server.stop(limits.body_seconds)
 
 
-def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """For TLS. Raises OSError."""
-    pair = certificates.private_key.read_bytes(), certificates.certificate.read_bytes()
-    clients = certificates.client_certificates
-    return grpc.ssl_server_credentials(
-        [pair], None if clients is None else clients.read_bytes(), require_client_auth=clients is not None
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Those of each connection are what `tls` has when it begins."""
+    used = tls.contents
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(used.private_key, used.certificate)], used.client_certificates
+        )
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        if used is tls.contents:
+            return None
+        used = tls.contents
+        return configuration()
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(),
+        renewed,  # type: ignore[arg-type]  # None, which the stubs lack, stands for no change
+        require_client_authentication=used.client_certificates is not None,
     )
 
 

@@ -47,7 +47,7 @@ from dagexec.server.openapi import PATHS, page
 from dagexec.server.parent_span import parent_span
 from dagexec.server.repository import Repository
 from dagexec.server.settings import check_unchanged, log_settings, trace_settings
-from dagexec.server.shared_memory import REGION, Regions
+from dagexec.server.shared_memory import NO_DEVICE_MEMORY, REGION, Regions
 from dagexec.server.tensors import ProtocolError
 
 logger = logging.getLogger("dagexec.server")
@@ -402,8 +402,11 @@ class _Endpoints:
         return JSONResponse({})
 
     async def device_memory(self, request: Request) -> Response:
-        """Refuse it."""
-        raise RequestError(501, "shared memory of CUDA is not supported; use that of the system, or send binary data")
+        """Nothing can be registered there, so nothing is: clients that begin by unregistering all go on."""
+        if request.url.path.endswith("/register"):
+            raise RequestError(501, NO_DEVICE_MEMORY)
+        await self._message(request)
+        return JSONResponse([] if request.method == "GET" else {})
 
     async def _message(self, request: Request) -> dict[str, Any]:
         """The JSON object of a request, empty if there is none."""

@@ -391,9 +391,12 @@ def _with_parameters(config: ModelConfig, parameters: Mapping[str, Parameter], l
         if not settings.keys().isdisjoint(_SERVERS_OWN):
             raise SettingError(f"{', '.join(_SERVERS_OWN)} are the server's to set")
         _check_within(settings, limits)
-        return config.changed(settings)
     except (ValueError, RecursionError) as error:
         raise RequestError(400, f"model {config.name!r}: {error}") from error
+    try:
+        return config.changed(settings)
+    except SettingError as error:  # which names the model
+        raise RequestError(400, str(error)) from error
 
 
 def _check_within(settings: Mapping[str, Any], limits: Limits) -> None:

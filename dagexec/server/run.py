@@ -6,13 +6,12 @@ import asyncio
 import logging
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
-from typing import Any, cast
+from typing import cast
 
 import anyio
 import uvicorn
@@ -20,7 +19,7 @@ from anyio.abc import TaskStatus
 
 from dagexec.errors import DagexecError, SettingError
 from dagexec.platform.extras import install_command
-from dagexec.server.access import Certificates, access_by
+from dagexec.server.access import Access, Tls
 from dagexec.server.bodies import Bodies
 from dagexec.server.config import ServerConfig
 from dagexec.server.connection import Connection, Connections, connections_with
@@ -36,8 +35,8 @@ logger = logging.getLogger("dagexec.server")
 
 _SPARE_FILES = 1000  # that a process opens besides its connections
 _TICK = 0.1  # seconds, uvicorn's
-_SWEEP_TICKS = 10  # between looks at slow clients
-_SWEEP_SECONDS = 1.0  # between looks at idle sequences
+_SWEEP_TICKS = 10  # between looks at slow clients, and at certificates
+_SWEEP_SECONDS = 1.0  # between looks at idle sequences, and at the token
 
 
 class Server:
@@ -57,7 +56,8 @@ class Server:
         self.repository = Repository(config, self._metrics, clock=clock)
         self.bodies = Bodies(config.limits)
         self._regions = Regions(config.shared_memory, config.limits)
-        self._access = access_by(config.token_file)
+        self._access = Access(config.token_file)
+        self._tls = None if config.certificates is None else Tls(config.certificates)
         self.url = ""
         self.grpc_address = ""
         self._stop = anyio.Event()
@@ -84,10 +84,10 @@ class Server:
 
     async def _serve(self, listener: socket.socket, listening: Callable[[], object] | None, *, signals: bool) -> int:
         application = Application(self.repository, self.bodies, self._metrics, self._regions, self._access)
-        http = _Http(application, self.config.limits, self._metrics, self.config.certificates)
+        http = _Http(application, self.config.limits, self._metrics, self._tls)
         async with anyio.create_task_group() as serving:
             serving.start_soon(http.serve, [listener])
-            serving.start_soon(self._end_idle_sequences)
+            serving.start_soon(self._look_now_and_then)
             if signals:
                 await serving.start(self._obey_signals, http)
             logger.info("listening at %s%s", self.url, self.grpc_address and f", gRPC at {self.grpc_address}")
@@ -113,7 +113,7 @@ class Server:
         service = InferenceService(
             self.repository, name, own_version, self.bodies, counted, self._regions, self._access
         )
-        return serve_grpc(service, self.config.host, port, self.config.certificates)
+        return serve_grpc(service, self.config.host, port, self._tls)
 
     async def _load_and_wait(self) -> int:
         """Load all models, and wait for `stop`; the exit status."""
@@ -135,10 +135,11 @@ class Server:
         """Drain, then end."""
         self._stop.set()
 
-    async def _end_idle_sequences(self) -> None:
+    async def _look_now_and_then(self) -> None:
         while True:
             await anyio.sleep(_SWEEP_SECONDS)
             self.repository.end_idle_sequences()
+            self._access.read_again()
 
     async def _cancel_when_stopped(self, scope: anyio.CancelScope) -> None:
         await self._stop.wait()
@@ -158,10 +159,8 @@ class Server:
 class _Http(uvicorn.Server):
     """HTTP on a socket; signals are not its business."""
 
-    def __init__(
-        self, application: Application, limits: Limits, metrics: Metrics, certificates: Certificates | None
-    ) -> None:
-        """Raises SettingError for certificates that cannot be used."""
+    def __init__(self, application: Application, limits: Limits, metrics: Metrics, tls: Tls | None) -> None:
+        self._tls = tls
         self.connections = Connections(limits, partial(metrics.error_answered, "http"))
         settings = uvicorn.Config(
             application,
@@ -173,12 +172,9 @@ class _Http(uvicorn.Server):
             server_header=False,
             date_header=False,
             backlog=2048,
-            **_tls(certificates),
         )
-        try:
-            settings.load()
-        except OSError as error:
-            raise SettingError(f"certificates: {error}") from error
+        settings.load()
+        settings.ssl = None if tls is None else tls.context
         super().__init__(settings)
         self.ended = anyio.Event()
 
@@ -195,10 +191,20 @@ class _Http(uvicorn.Server):
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        """Look at slow clients, too."""
+        """Look at slow clients, too, and at certificates."""
         if counter % _SWEEP_TICKS == 0:
             self._close_slow()
+            if self._tls is not None and self._tls.read_again():
+                self.config.ssl = self._tls.context
+                await self._listen_again()
         return await super().on_tick(counter)
+
+    async def _listen_again(self) -> None:
+        """Connections from now on have the new certificates; none is refused, and those there are go on."""
+        before = self.servers
+        await self.startup([socket.dup() for server in before for socket in server.sockets])
+        for server in before:
+            server.close()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections, and wait for those there are: each is read to its end."""
@@ -225,19 +231,6 @@ class _Http(uvicorn.Server):
         now = anyio.current_time()
         for connection in self._open():
             connection.check(now)
-
-
-def _tls(certificates: Certificates | None) -> dict[str, Any]:
-    """The settings of uvicorn."""
-    if certificates is None:
-        return {}
-    clients = certificates.client_certificates
-    return {
-        "ssl_certfile": certificates.certificate,
-        "ssl_keyfile": certificates.private_key,
-        "ssl_ca_certs": clients,
-        "ssl_cert_reqs": ssl.CERT_NONE if clients is None else ssl.CERT_REQUIRED,
-    }
 
 
 def _listener(config: ServerConfig) -> socket.socket:

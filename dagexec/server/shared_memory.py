@@ -32,6 +32,7 @@ except ImportError:  # Windows
 
 _MOST_REGIONS = 1024
 _NAME_BYTES = 250
+NO_DEVICE_MEMORY = "shared memory of CUDA is not supported; use that of the system, or send raw data"
 REGION = "shared_memory_region"
 """The parameter of a tensor that names its region."""
 

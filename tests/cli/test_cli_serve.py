@@ -122,10 +122,13 @@ def test_a_file_configures_what_the_command_line_does_not(tmp_path: Path) -> Non
     (tmp_path / "serve.toml").write_text(
         '[server]\nname = "mine"\ncontrol = false\nport = 1\n[models.digits]\nsource = "zoo:lenet"\nversion = "12"\n'
     )
-    with served(LENET, "--config", "serve.toml", folder=tmp_path) as server:
+    (tmp_path / "secret").write_text("of-mine\n")
+    with served(LENET, "--config", "serve.toml", "--token-file", "secret", folder=tmp_path) as server:
         url = server.wait_for(r"listening at (http://[\w.:]+)$")[1]
         server.wait_for(r"serving digits \(12\), lenet \(1\)")
-        with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        assert httpx.get(f"{url}/v2", timeout=PATIENCE).status_code == 401
+        headers = {"Authorization": "Bearer of-mine"}
+        with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE) as client:
             assert client.get("/v2").json()["name"] == "mine"
             assert client.post("/v2/repository/models/lenet/unload").status_code == 403
         server.process.terminate()

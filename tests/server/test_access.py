@@ -21,8 +21,10 @@ from geventhttpclient.response import HTTPConnectionClosed
 from tritonclient.utils import InferenceServerException
 
 from dagexec.errors import SettingError
+from dagexec.server import run
 from dagexec.server.config import ModelConfig, ServerConfig, read_config
 from dagexec.server.run import Server
+from tests.command_line import Cli
 from tests.held import PATIENCE, doubled_model
 from tests.server.serving import serving
 
@@ -31,22 +33,23 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="make
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, ca.pem, and what it has signed: server.pem and client.pem, with keys; stranger.pem signs itself."""
+    """Two authorities, ca.pem and ca2.pem, and what they have signed, with keys: server.pem, client.pem and so on."""
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    for name in ("ca", "stranger"):
-        openssl("req", "-x509", *curve, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-    for name in ("server", "client"):
-        openssl("req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        openssl(
-            "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-            "-out", f"{name}.pem", "-extfile", "names",
-        )  # fmt: skip
+    for number in ("", "2"):
+        ca = f"ca{number}"
+        openssl("req", "-x509", *curve, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}")
+        for name in (f"server{number}", f"client{number}"):
+            openssl("req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+            openssl(
+                "x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial",
+                "-out", f"{name}.pem", "-extfile", "names",
+            )  # fmt: skip
     return folder
 
 
@@ -65,8 +68,10 @@ def infer(module: Any, client: Any, **keywords: Any) -> None:
     assert client.infer("doubled", [x], **keywords).as_numpy("y").tolist() == [[2, 0, 6]]
 
 
-def http_client(server: Server, folder: Path, client: str = "") -> over_http.InferenceServerClient:
-    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+def http_client(
+    server: Server, folder: Path, client: str = "", authority: str = "ca"
+) -> over_http.InferenceServerClient:
+    context = ssl.create_default_context(cafile=str(folder / f"{authority}.pem"))
     if client:
         context.load_cert_chain(folder / f"{client}.pem", folder / f"{client}.key")
     return over_http.InferenceServerClient(
@@ -74,10 +79,12 @@ def http_client(server: Server, folder: Path, client: str = "") -> over_http.Inf
     )
 
 
-def grpc_client(server: Server, folder: Path, client: str = "") -> over_grpc.InferenceServerClient:
+def grpc_client(
+    server: Server, folder: Path, client: str = "", authority: str = "ca"
+) -> over_grpc.InferenceServerClient:
     key = (folder / f"{client}.key").read_bytes() if client else None
     chain = (folder / f"{client}.pem").read_bytes() if client else None
-    credentials = grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes(), key, chain)
+    credentials = grpc.ssl_channel_credentials((folder / f"{authority}.pem").read_bytes(), key, chain)
     return over_grpc.InferenceServerClient(server.grpc_address, creds=credentials)
 
 
@@ -104,20 +111,93 @@ def test_tls(folder: Path) -> None:
         assert httpx.get(server.url + "/v2", verify=context, headers=headers, timeout=PATIENCE).status_code == 200
 
 
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers look for new files ten times a second, or more often."""
+    monkeypatch.setattr(run, "_SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr(run, "_SWEEP_TICKS", 1)
+
+
+def replace_file(target: Path, contents: Path) -> None:
+    """At once, as those do who renew secrets."""
+    shutil.copy(contents, target.with_suffix(".new"))
+    target.with_suffix(".new").replace(target)
+
+
+def until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_live(server: Server, context: ssl.SSLContext) -> bool:
+    try:
+        return httpx.get(f"{server.url}/v2/health/live", verify=context, timeout=PATIENCE).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def refused(module: Any, client_of: Callable[..., Any], server: Server, folder: Path, *names: str) -> None:
+    with (
+        client_of(server, folder, *names) as client,
+        pytest.raises((InferenceServerException, OSError, HTTPConnectionClosed)),
+    ):
+        infer(module, client)
+
+
+BOTH = ((over_http, http_client), (over_grpc, grpc_client))
+
+
 @needs_openssl
-@pytest.mark.parametrize(("module", "client_of"), [(over_http, http_client), (over_grpc, grpc_client)])
-def test_certificates_of_clients(folder: Path, module: Any, client_of: Callable[..., Any]) -> None:
-    files = {name: folder / f"server.{kind}" for name, kind in (("certificate", "pem"), ("private_key", "key"))}
-    with server_with(**files, client_certificates=folder / "ca.pem") as server:
-        with client_of(server, folder, "client") as client:
-            infer(module, client)
-        for name in ("", "stranger"):
-            with (
-                client_of(server, folder, name) as client,
-                pytest.raises((InferenceServerException, OSError, HTTPConnectionClosed)),
-            ):
+def test_certificates_of_clients_and_new_certificates(
+    folder: Path, tmp_path: Path, looks_often: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    used = {"certificate": "server.pem", "private_key": "server.key", "client_certificates": "ca.pem"}
+    for name in used.values():
+        shutil.copy(folder / name, tmp_path)
+    with server_with(**{setting: tmp_path / name for setting, name in used.items()}) as server:
+        with http_client(server, folder, "client") as before:
+            infer(over_http, before)
+            for module, client_of in BOTH:
+                with client_of(server, folder, "client") as client:
+                    infer(module, client)
+                for name in ("", "client2"):
+                    refused(module, client_of, server, folder, name)
+            replace_file(tmp_path / "server.pem", folder / "server2.pem")  # whose key is not there yet
+            until(lambda: "what was read before stays in use" in caplog.text)
+            with http_client(server, folder, "client") as client:
+                infer(over_http, client)
+            replace_file(tmp_path / "server.key", folder / "server2.key")
+            replace_file(tmp_path / "ca.pem", folder / "ca2.pem")
+            context = ssl.create_default_context(cafile=str(folder / "ca2.pem"))
+            context.load_cert_chain(folder / "client2.pem", folder / "client2.key")
+            until(lambda: is_live(server, context))
+            infer(over_http, before)  # its connection goes on
+        for module, client_of in BOTH:
+            with client_of(server, folder, "client2", "ca2") as client:
                 infer(module, client)
-        assert server.repository.loaded()[0].answered["success"][0] == 1
+            for names in (("client", "ca2"), ("client2", "ca")):
+                refused(module, client_of, server, folder, *names)
+        assert server.repository.loaded()[0].answered["success"][0] == 7
+
+
+def test_a_new_token(tmp_path: Path, looks_often: None, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "token"
+    file.write_text("first")
+    with server_with(token_file=file) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+
+        def may_ask(token: str) -> bool:
+            return client.get("/v2", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+
+        assert may_ask("first")
+        file.write_text("")  # being written
+        until(lambda: "visible characters" in caplog.text)
+        assert may_ask("first")
+        file.write_text("second")
+        until(lambda: may_ask("second"))
+        assert not may_ask("first")
+    assert caplog.text.count("visible characters") == 1
 
 
 def test_a_token(tmp_path: Path) -> None:
@@ -149,7 +229,16 @@ def test_a_token(tmp_path: Path) -> None:
             assert ended.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_settings_that_make_no_sense(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("loggers_as_before")
+def test_settings_that_make_no_sense(tmp_path: Path, cli: Cli) -> None:
+    for options, wrong in (
+        (("--certificate", "a"), "given together"),
+        (("--client-certificates", "a"), "need TLS"),
+        (("--token-file", str(tmp_path / "none")), "token_file"),
+        (("--certificate", str(tmp_path / "none"), "--private-key", "b"), "certificates:"),
+    ):
+        status, _, error = cli("serve", "zoo:lenet", "--port", 0, *options)
+        assert (status, wrong in error) == (2, True), error
     for settings, wrong in (
         ({"certificate": "a"}, "together"),
         ({"private_key": "a"}, "together"),

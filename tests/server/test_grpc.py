@@ -260,8 +260,10 @@ async def test_models_are_not_the_clients_to_load_where_the_configuration_says_s
 
 async def test_a_call_that_is_not_offered_says_so() -> None:
     async with client_of(repository_of(Loads())) as client:
+        await client.unregister_cuda_shared_memory()
+        assert not (await client.get_cuda_shared_memory_status()).regions
         with pytest.raises(InferenceServerException) as caught:
-            await client.get_cuda_shared_memory_status()
+            await client.register_cuda_shared_memory("images", b"aGFuZGxl", 0, 8)
         assert code_of(caught.value) == "UNIMPLEMENTED"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -47,6 +48,12 @@ class Client:
     def as_json(self) -> dict[str, bool]:
         """What has gRPC's client answer as HTTP's does."""
         return {} if self.kind == "http" else {"as_json": True}
+
+    def invalid(self) -> float:
+        """How many requests the metrics have as mistakes of clients."""
+        text = httpx.get(f"{self.server.url}/metrics", timeout=PATIENCE).text
+        found = re.search(r'^dagexec_requests_total{model="doubled",outcome="invalid",version="1"} (\S+)$', text, re.M)
+        return float(found[1]) if found else 0.0
 
     def memory(self, name: str, nbytes: int) -> Any:
         """A new object, of which nobody else knows."""
@@ -195,8 +202,10 @@ def test_sizes_that_are_not_there(client: Client) -> None:
         ([sent], [client.output_in("r", 23)], "'y' has 24 bytes; 23 are kept"),
         ([sent], [client.output_in("other")], "unknown shared memory region 'other'"),
     ):
+        invalid = client.invalid()
         with pytest.raises(InferenceServerException, match=wrong):
             client.asked.infer("doubled", inputs, outputs=outputs)
+        assert client.invalid() == invalid + ("are kept" not in wrong)  # which shows when the run is over
     np.testing.assert_array_equal(shared_memory.get_contents_as_numpy(handle, np.uint8, [64]), before)
 
 

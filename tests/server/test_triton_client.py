@@ -162,7 +162,7 @@ def test_readiness_and_the_repository(client: triton.InferenceServerClient) -> N
     assert caught.value.status() == "503"
     client.load_model("whole")
     assert {"name": "whole", "version": "1", "state": "READY", "reason": ""} in client.get_model_repository_index()
-    with pytest.raises(InferenceServerException, match="unknown key 'replica'; did you mean 'replicas'"):
+    with pytest.raises(InferenceServerException, match=r"\A\[400\] model 'whole': unknown key 'replica'; did you"):
         client.load_model("whole", config='{"replica": 2}')
     with pytest.raises(InferenceServerException, match="come from the server's own files"):
         client.load_model("whole", config="{}", files={"file:1/model.onnx": b"abc"})
@@ -171,10 +171,13 @@ def test_readiness_and_the_repository(client: triton.InferenceServerClient) -> N
 
 
 def test_shared_memory_of_devices_is_refused(client: triton.InferenceServerClient) -> None:
-    for ask in (client.get_cuda_shared_memory_status, client.unregister_cuda_shared_memory):
-        with pytest.raises(InferenceServerException, match="shared memory of CUDA is not supported") as caught:
-            ask()
-        assert caught.value.status() == "501"
+    """Programs of Triton's begin by unregistering all."""
+    client.unregister_cuda_shared_memory()
+    client.unregister_cuda_shared_memory("images")
+    assert client.get_cuda_shared_memory_status() == []
+    with pytest.raises(InferenceServerException, match="shared memory of CUDA is not supported") as caught:
+        client.register_cuda_shared_memory("images", b"aGFuZGxl", 0, 8)
+    assert caught.value.status() == "501"
 
 
 @pytest.mark.parametrize(
