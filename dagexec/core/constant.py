@@ -126,8 +126,10 @@ class Constant:
         limit = array.nbytes if self._is_tried else MAX_BYTES
         if make is None or not MIN_BYTES <= array.nbytes <= limit or self._returns > self.most_returns:
             return False
+        if sys.getrefcount(array.base) > _REFERENCES:
+            return False
         owner = array.base
-        if not isinstance(owner, np.ndarray) or not owner.flags.c_contiguous or sys.getrefcount(owner) > _REFERENCES:
+        if not isinstance(owner, np.ndarray) or not owner.flags.c_contiguous:
             return False
         if not self._is_tried and not _gives(make, array):
             self._make = None
@@ -142,8 +144,8 @@ class Constant:
         return array
 
 
-_REFERENCES = 4
-"""References to the memory of a tensor: from its array, its buffer, and two from within `can_go`."""
+_REFERENCES = 3
+"""References to the memory of a tensor: from its array, its buffer, and the call that counts them."""
 
 
 def _is_packed(array: Array, nbytes: int) -> bool:

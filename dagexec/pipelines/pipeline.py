@@ -152,8 +152,9 @@ class Pipeline:
 
         It is called with the arrays of `inputs`, which it may not write and which hold other values after the run; what
         it keeps of them, it has to copy. It gives an array, a tuple of them in the order of `outputs`, or a mapping
-        by their names. It runs on any of the pool's threads, with the interpreter's lock, so that two Python steps
-        only overlap where NumPy releases it; and in several runs at once, unless the executor has one replica.
+        by their names. It runs on any of the pool's threads, with the interpreter's lock if Python has one, so that
+        two Python steps only overlap where NumPy releases it; and in several runs at once, unless the executor has one
+        replica.
 
         Args:
             name: of the stage, without a "/".

@@ -9,7 +9,6 @@ Work of the parent's other threads stays as it was at that moment, and nobody co
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import weakref
@@ -27,8 +26,7 @@ MAX_WAIT = 10.0
 LEFT_BEHIND = "the process was forked, and the threads stayed in the parent; make it anew in the child"
 """Why an object with threads does nothing in a child."""
 
-_resets: dict[int, tuple[weakref.ref[object], Callable[[object], None]]] = {}
-_numbers = itertools.count()
+_resets: dict[object, tuple[weakref.ref[object], Callable[[object], None]]] = {}
 
 
 def reset_after_fork(owner: _Owner, reset: Callable[[_Owner], None]) -> None:
@@ -36,9 +34,9 @@ def reset_after_fork(owner: _Owner, reset: Callable[[_Owner], None]) -> None:
 
     The child has none of the parent's other threads, and locks that one of them held stay held for good.
     """
-    number = next(_numbers)
-    # the callback, pop(number, dead reference), is no function of Python: Ctrl-C in one would be swallowed
-    _resets[number] = weakref.ref(owner, partial(_resets.pop, number)), reset  # type: ignore[assignment]
+    key = object()
+    # the callback, pop(key, dead reference), is no function of Python: Ctrl-C in one would be swallowed
+    _resets[key] = weakref.ref(owner, partial(_resets.pop, key)), reset  # type: ignore[assignment]
 
 
 class ProcessLock:

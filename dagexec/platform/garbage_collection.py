@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 from dagexec.platform.locks import new_lock
 
@@ -19,6 +20,9 @@ MAX_MADE_OLD = 100_000
 
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with a few hundred frozen objects of its own."""
+
+HAS_GENERATIONS = "t" not in getattr(sys, "abiflags", "")
+"""Builds without the interpreter lock examine all objects at each collection, and know no old ones."""
 
 _lock = new_lock()
 _resting = [0]  # open blocks
@@ -55,7 +59,7 @@ def _make_all_old() -> None:
     collections = gc.get_stats()[-1]["collections"]
     if collections != _made_old["collections"]:
         _made_old.update(collections=collections, objects=0)
-    if _made_old["objects"] < MAX_MADE_OLD and not _application_freezes():
+    if HAS_GENERATIONS and _made_old["objects"] < MAX_MADE_OLD and not _application_freezes():
         _made_old["objects"] += gc.get_count()[0]
         gc.freeze()
         gc.unfreeze()

@@ -170,7 +170,7 @@ class CommittedMemory:
     def remove(self, owner: Array) -> None:
         """Take what is in the memory of `owner` off the list."""
         start = owner.__array_interface__["data"][0]
-        for address in tuple(self._blocks):
+        for address in self._blocks.copy():
             if start <= address < start + owner.nbytes:
                 self._blocks.pop(address, None)
 

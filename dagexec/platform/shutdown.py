@@ -9,7 +9,6 @@ process is gone, as it would be a moment later.
 from __future__ import annotations
 
 import atexit
-import itertools
 import logging
 import threading
 import weakref
@@ -30,16 +29,15 @@ Stop = Callable[[_Owner], Wait]
 MAX_WAIT = 5.0
 """Seconds that the end of the process waits for operators that are under way."""
 
-_stops: dict[int, tuple[weakref.ref[object], Stop[object]]] = {}
-_numbers = itertools.count()
+_stops: dict[object, tuple[weakref.ref[object], Stop[object]]] = {}
 _ending = False
 
 
 def stop_at_exit(owner: _Owner, stop: Stop[_Owner]) -> None:
     """At the end of the process, if `owner` lives, call `stop(owner)`, and, when all were stopped, what that gives."""
-    number = next(_numbers)
+    key = object()
     # as in `forking`: the callback is no function of Python
-    _stops[number] = weakref.ref(owner, partial(_stops.pop, number)), stop  # type: ignore[assignment]
+    _stops[key] = weakref.ref(owner, partial(_stops.pop, key)), stop  # type: ignore[assignment]
 
 
 def hold_daemon() -> None:
@@ -53,7 +51,7 @@ def _end() -> None:
     _ending = True
     deadline = Deadline(MAX_WAIT)
     waits: list[Wait] = []
-    for reference, stop in tuple(_stops.values()):
+    for reference, stop in _stops.copy().values():
         owner = reference()
         if owner is not None:
             waits.append(stop(owner))

@@ -297,6 +297,7 @@ def _others() -> list[tuple[Any, str, Any]]:
         (concurrent.futures.ThreadPoolExecutor, "_counter", itertools.count().__next__),
         (concurrent.futures._base, "id", _number),  # by which it sorts futures
         (concurrent.futures.thread, "_threads_queues", weakref.WeakKeyDictionary()),
+        (sys.modules[__name__], "_refusing", True),
     ]
 
 
@@ -323,7 +324,7 @@ def standard_library_controlled(seed: int) -> Iterator[None]:
 
     Random numbers of `random` and NumPy's global generator follow from `seed`; afterwards they go on as before.
     """
-    _refuse_what_is_real()
+    _install_audit()
     entries = _found.all()
     numbers, numpy_numbers = random.getstate(), np.random.get_state()
     logger = logging.getLogger("concurrent.futures")
@@ -351,16 +352,15 @@ def _is_no_unwinding(record: logging.LogRecord) -> bool:
     )
 
 
-def _refuse_what_is_real() -> None:
-    """Refuse real connections and processes from now on, as an audit hook cannot be removed. Acts only in schedules."""
-    global _refusing
-    if not _refusing:
-        _refusing = True
-        sys.addaudithook(_audit)
+@functools.cache
+def _install_audit() -> None:
+    """Once, as an audit hook cannot be removed."""
+    sys.addaudithook(_audit)
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
-    if event in _REFUSED and current_world() is not None:
+    """Refuse real connections and processes to threads of a schedule that has the standard library."""
+    if event in _REFUSED and _refusing and current_world() is not None:
         raise _uncontrolled(f"{event}{arguments!r:.200}")
 
 

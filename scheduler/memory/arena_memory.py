@@ -110,7 +110,7 @@ class ArenaMemory:
     @property
     def nbytes(self) -> int:
         """Bytes of all blocks that some arena uses."""
-        return sum(block.used for block in tuple(self._blocks.values()))
+        return sum(block.used for block in self._blocks.copy().values())
 
     def block(self, runtime: DeviceRuntime, number: int, nbytes: int) -> Array:
         """Block `number` of a device, of at least `nbytes` bytes, or addresses. Raises ResourceError."""

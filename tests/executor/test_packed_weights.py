@@ -19,6 +19,7 @@ from dagexec.executor.executor import Executor
 from dagexec.ops.engines.onednn import panel_product
 from dagexec.ops.engines.onednn.panel_product import pack_panels
 from tests.executor import decoders
+from tests.free_threading import not_free_threaded
 from tests.ops.onednn.engine import needs_onednn
 
 pytestmark = needs_onednn
@@ -28,6 +29,7 @@ _random = np.random.default_rng(0)
 WEIGHTS = {name: _random.standard_normal((WIDTH, WIDTH), np.float32) for name in ("w", "v")}
 BIAS = _random.standard_normal(WIDTH, np.float32)
 X = _random.standard_normal((8, WIDTH), np.float32)
+counts_at_once = not_free_threaded("what another thread lets go of counts until the thread that made it goes on")
 
 
 @pytest.fixture
@@ -149,6 +151,7 @@ def test_nan_is_kept_by_layers_whose_weights_have_gone(path: Callable[..., str])
         assert found[[0, 2]].tobytes() == clean[[0, 2]].tobytes()
 
 
+@counts_at_once
 def test_replicas_and_threads_share_weights_that_come_and_go(path: Callable[..., str]) -> None:
     with dagexec.compile(path(), replicas=3, num_workers=2) as executor, ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: executor.run(X[:ROWS])["y"].tobytes(), range(40)))
@@ -171,6 +174,7 @@ def test_a_child_prepares_with_weights_that_went_in_the_parent(path: Callable[..
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@counts_at_once
 def test_sessions_and_the_nets_of_their_steps_keep_no_weights_beside_the_packed_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -25,6 +25,7 @@ from dagexec.platform.host_memory import (
     reserve,
 )
 from tests.forked import passed_alone
+from tests.free_threading import not_free_threaded
 from tests.memory_limits import leave
 
 MIB = 1 << 20
@@ -217,6 +218,7 @@ def test_the_machine_has_less_left_than_it_has() -> None:
     assert machine.left < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+@not_free_threaded("its objects are not in the memory of the C library")
 def test_memory_that_is_free_between_blocks_in_use_is_given_back() -> None:
     blocks = [bytes(1000) for _ in range(64 << 10)]
     last = blocks[-1]

@@ -196,6 +196,7 @@ def load(path: str) -> Library:
         runtime = _OTHER_RUNTIMES.get(found.cpu_runtime, f"runtime {found.cpu_runtime}")
         known = ", ".join(_RUNTIMES.values())
         raise DeviceError(f"{path}: oneDNN {'.'.join(map(str, version))} is built for {runtime}; expected {known}")
+    ffi.new("exec_arg_t[]", 1)  # cffi 2.1 finds its size at first use, and two threads at once without the GIL fail
     engine = ffi.new("h *")
     if lib.dnnl_engine_create(engine, 1, 0) != _SUCCESS:
         raise DeviceError(f"{path}: oneDNN {'.'.join(map(str, version))} has no CPU engine here")

@@ -238,16 +238,14 @@ def _form_of_blocks(library: Library, descriptor: Descriptor) -> str | None:
 
 
 _opaque: list[Descriptor] = []
-"""Layouts that only the library knows, each once; there are few."""
+"""Layouts that only the library knows; there are few."""
 
 
 def _number_of(descriptor: Descriptor) -> int:
-    """The place among the opaque layouts."""
-    for number, known in enumerate(_opaque):
-        if known == descriptor:
-            return number
-    _opaque.append(descriptor)
-    return len(_opaque) - 1
+    """The place among the opaque layouts. Of equal ones that two threads add at once, the first counts for both."""
+    if descriptor not in _opaque:
+        _opaque.append(descriptor)
+    return _opaque.index(descriptor)
 
 
 class Attributes:
