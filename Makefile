@@ -12,7 +12,7 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 # Tests start very many processes of Python, and rewrite four hundred files of asserts: what is compiled is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: compare dist docs test test-browser test-ray test-wheel test-all test-matrix test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
+.PHONY: compare dist docs test test-browser test-ray test-wheel test-all test-matrix test-arm test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -47,6 +47,15 @@ test-all: $(VENV)/.installed-test
 # Chosen tests under each instruction set that the processor has, and without oneDNN.
 test-matrix: $(VENV)/.installed-test
 	$(BIN)/python -m tests.matrix
+
+# Chosen tests on 64-bit Arm: emulated by qemu where this machine is none, which apt installs if it may be asked.
+test-arm: $(VENV)/.installed-test .arm/.installed
+	$(BIN)/python -m tests.arm
+
+.arm/.installed: tests/arm.py
+	@test "$$(uname -m)" = aarch64 || command -v qemu-aarch64 > /dev/null || { apt-get update --quiet=2; apt-get install --quiet=2 --yes --no-install-recommends qemu-user binutils-aarch64-linux-gnu; }
+	$(BIN)/python -m tests.arm --install
+	touch $@
 
 # What depends most on Python's own threads, loops and annotations, under another one: make test-python PYTHON=python3.14
 test-python: $(PYTHON_VENV)/.installed

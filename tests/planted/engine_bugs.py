@@ -16,7 +16,6 @@ import numpy as np
 
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError
-from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine_code, engine_log
 from dagexec.scheduler.run.engine import native_tasks
 from dagexec.scheduler.run.engine_layout import Kind
@@ -27,7 +26,7 @@ from dagexec.scheduler.run.work import Work
 from tests.planted.bug import Edit
 from tests.planted.shell import ShellBug
 from tests.scheduler.run.test_callers import run_of
-from tests.scheduler.run.test_machine import ADD_ONE, _call, tasks_of
+from tests.scheduler.run.test_machine import _call, add_one, tasks_of
 
 SECONDS = 5
 """For a run to end, or to be met."""
@@ -66,7 +65,7 @@ def asleep(pool: WorkerPool, count: int) -> None:
 
 def steps_and_pieces(act: Callable[[WorkerPool, Run, int], object] = lambda _pool, _run, _task: None) -> None:
     """A worker takes several short steps of Python at once, and then makes pieces."""
-    code = executable(bytes.fromhex(ADD_ONE))
+    code = add_one()
     assert code is not None
     graph = tasks_of([[], *[[0]] * 12, list(range(1, 13))], [1] * 13 + [4])
     counts, made = np.zeros(4, np.int64), []
