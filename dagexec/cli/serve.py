@@ -12,7 +12,6 @@ import typer
 
 from dagexec.errors import DagexecError, SettingError
 from dagexec.platform.extras import install_command
-from dagexec.server.config import ServerConfig, read_config
 from dagexec.server.log import log_to
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -77,15 +76,16 @@ def serve_command(
         "token_file": token_file,
         "telemetry": telemetry or None,
     }
+    try:
+        from dagexec.server.config import ServerConfig, read_config
+        from dagexec.server.run import Server
+    except ImportError as error:
+        raise DagexecError(f"serving needs {error.name}; install it with: {install_command('serve')}") from error
     read = ServerConfig() if config is None else read_config(config)
     read = replace(read, **{name: value for name, value in given.items() if value is not None})
     read = read.with_models(models or ())
     if not read.models:
         raise SettingError("there is nothing to serve: name models, as in resnet=model.onnx, or a --config with some")
-    try:
-        from dagexec.server.run import Server
-    except ImportError as error:
-        raise DagexecError(f"serving needs {error.name}; install it with: {install_command('serve')}") from error
     log_to(level=_LEVELS[log_level])
     status = asyncio.run(Server(read).run(signals=True))
     if status:

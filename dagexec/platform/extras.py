@@ -45,7 +45,7 @@ REQUIREMENTS = {
     "images": ("pillow>=10",),
     "safetensors": ("safetensors>=0.8",),
     "grpc": ("grpcio>=1.70",),
-    "serve": ("httptools>=0.6.3", "prometheus-client>=0.20", "starlette>=0.40", "uvicorn>=0.30"),
+    "serve": ("httptools>=0.6.3", "prometheus-client>=0.20", "pydantic>=2.10", "starlette>=0.40", "uvicorn>=0.30"),
     "ray": ("ray>=2.40",),
     "examples": ("scikit-learn>=1.4",),
 }

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
-from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, Field, InstanceOf
 
 from dagexec.cluster import Autoscaling
-from dagexec.core.spelling import did_you_mean
 from dagexec.errors import DagexecError, SettingError
 from dagexec.executor.source.loading import ZOO_PREFIX, ModelSource
 from dagexec.options import BatchPadding, CompileOptions
-from dagexec.platform.records import dataclass
 from dagexec.server.access import Certificates
 from dagexec.server.described_pipeline import DESCRIPTION_KEYS, DescribedPipeline, check_python_steps
 from dagexec.server.limits import Limits
+from dagexec.server.validation import Count, File, Flag, Name, Real, Seconds, Text, Whole, check_keys, settings
 
 __all__ = [
     "ClusterConfig",
@@ -34,39 +33,28 @@ __all__ = [
 MAX_QUEUED = 100
 """Requests that wait for a model, unless its configuration says otherwise."""
 
+Port = Annotated[Whole, Field(ge=0, le=65535)]
+
 FILES = ("certificate", "private_key", "client_certificates", "token_file")
 """Settings of the server that name a file, relative to the folder of theirs."""
 
 _NOT_IN_FILES = frozenset(("calibration", "metrics", "pool", "progress", "run_times", "telemetry", "when_full"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class ClusterConfig:
     """Replicas of a model on a Ray cluster; attributes are the arguments of `dagexec.cluster.deploy`."""
 
-    replicas: int = 1
-    cores_per_replica: int = 1
-    max_outstanding: int | None = None
+    replicas: Count = 1
+    cores_per_replica: Count = 1
+    max_outstanding: Count | None = None
     autoscaling: Autoscaling | None = None
-    address: str | None = None
-    start_seconds: float = 120.0
-    answer_seconds: float = 30.0
-
-    def __post_init__(self) -> None:
-        """Raises SettingError for what is out of range."""
-        for what in ("replicas", "cores_per_replica", "max_outstanding"):
-            count = getattr(self, what)
-            if (count is not None or what != "max_outstanding") and (not _is_whole(count) or count < 1):
-                raise SettingError(f"{what} must be 1 or more, not {count!r:.80}")
-        if self.address is not None and not isinstance(self.address, str):
-            raise SettingError(f"address must be a text, not {self.address!r:.80}")
-        for what in ("start_seconds", "answer_seconds"):
-            seconds = getattr(self, what)
-            if not _is_real(seconds) or not 0 < seconds < math.inf:
-                raise SettingError(f"{what} must be more than 0, not {seconds!r:.80}")
+    address: Text | None = None
+    start_seconds: Seconds = 120.0
+    answer_seconds: Seconds = 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SequenceConfig:
     """Sequences of a model's requests: each has a session, which holds memory between them.
 
@@ -77,25 +65,13 @@ class SequenceConfig:
         max_queued: requests of one sequence that may wait for those before them; beyond, they are refused.
     """
 
-    states: Mapping[str, str] | None = None
-    idle_seconds: float = 60.0
-    max_open: int = 1000
-    max_queued: int = 100
-
-    def __post_init__(self) -> None:
-        """Raises SettingError for what is out of range."""
-        states = self.states
-        if states is not None and not (isinstance(states, Mapping) and _are_texts([*states, *states.values()])):
-            raise SettingError(f"states must name an output for each input, not {states!r:.80}")
-        if not _is_real(self.idle_seconds) or not 0 < self.idle_seconds < math.inf:
-            raise SettingError(f"idle_seconds must be more than 0, not {self.idle_seconds!r:.80}")
-        for what, least in (("max_open", 1), ("max_queued", 0)):
-            count = getattr(self, what)
-            if not _is_whole(count) or count < least:
-                raise SettingError(f"{what} must be {least} or more, not {count!r:.80}")
+    states: Mapping[Text, Text] | None = None
+    idle_seconds: Seconds = 60.0
+    max_open: Count = 1000
+    max_queued: Annotated[Whole, Field(ge=0)] = 100
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class GenerationConfig:
     """How a model generates: each of its tokens is fed to its next run, in a session that keeps its caches.
 
@@ -109,26 +85,29 @@ class GenerationConfig:
         max_tokens: of one request, unless it asks for fewer.
     """
 
-    input: str
-    output: str
-    mask: str | None = None
-    positions: str | None = None
-    stop: Sequence[int] = ()
-    max_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        """Raises SettingError for what is out of range."""
-        for what in ("input", "output", "mask", "positions"):
-            name = getattr(self, what)
-            if not isinstance(name, str) and (name is not None or what in ("input", "output")):
-                raise SettingError(f"{what} must be a name, not {name!r:.80}")
-        if not isinstance(self.stop, Sequence) or not all(map(_is_whole, self.stop)):
-            raise SettingError(f"stop must be a list of tokens, not {self.stop!r:.80}")
-        if not _is_whole(self.max_tokens) or self.max_tokens < 1:
-            raise SettingError(f"max_tokens must be 1 or more, not {self.max_tokens!r:.80}")
+    input: Text
+    output: Text
+    mask: Text | None = None
+    positions: Text | None = None
+    stop: tuple[Whole, ...] = ()
+    max_tokens: Count = 256
 
 
-@dataclass(frozen=True, kw_only=True)
+def _source(source: Any) -> Any:
+    if isinstance(source, str | PathLike) and not str(source):
+        raise ValueError("must name a file, a folder or zoo:NAME")
+    return source
+
+
+if TYPE_CHECKING:
+    Source = ModelSource | None
+    Options = CompileOptions
+else:  # pydantic takes them as they are
+    Source = Annotated[Any, AfterValidator(_source)]
+    Options = InstanceOf[CompileOptions]
+
+
+@settings
 class ModelConfig:
     """A model to serve.
 
@@ -147,29 +126,16 @@ class ModelConfig:
         generation: how it generates; None if it does not.
     """
 
-    name: str
-    source: ModelSource | None
-    version: str = "1"
-    options: CompileOptions = field(default_factory=lambda: CompileOptions(max_queued=MAX_QUEUED, when_full="reject"))
-    timeout: float | None = None
-    priority: int = 0
-    priority_level: int = 1
+    name: Name
+    source: Source
+    version: Name = "1"
+    options: Options = field(default_factory=lambda: CompileOptions(max_queued=MAX_QUEUED, when_full="reject"))
+    timeout: Seconds | None = None
+    priority: Whole = 0
+    priority_level: Count = 1
     cluster: ClusterConfig | None = None
     sequences: SequenceConfig = field(default_factory=SequenceConfig)
     generation: GenerationConfig | None = None
-
-    def __post_init__(self) -> None:
-        """Raises SettingError for what is out of range."""
-        _check_name("model", self.name)
-        _check_name("version", self.version)
-        if isinstance(self.source, str | PathLike) and not str(self.source):
-            raise SettingError("source must name a file, a folder or zoo:NAME")
-        if self.timeout is not None and (not _is_real(self.timeout) or not 0 < self.timeout < math.inf):
-            raise SettingError(f"timeout must be more than 0 seconds, not {self.timeout!r:.80}")
-        if not _is_whole(self.priority):
-            raise SettingError(f"priority must be a whole number, not {self.priority!r:.80}")
-        if not _is_whole(self.priority_level) or self.priority_level < 1:
-            raise SettingError(f"priority_level must be 1 or more, not {self.priority_level!r:.80}")
 
     def changed(self, settings: Mapping[str, Any]) -> ModelConfig:
         """This configuration with other `settings`, as a file has them. Raises SettingError, which names the model."""
@@ -185,19 +151,12 @@ class ModelConfig:
         padding = settings.get("batch_padding")
         if padding is not None:
             settings["batch_padding"] = BatchPadding(**padding)
-        if (cluster := settings.get("cluster")) is not None:
-            settings["cluster"] = _cluster(cluster)
-        for name, kind in (("sequences", SequenceConfig), ("generation", GenerationConfig)):
-            if name in settings:
-                table = _table(settings, name)
-                check_keys(table, {one.name for one in fields(kind)})
-                settings[name] = kind(**table)
         compile_settings = {key: value for key, value in settings.items() if key in compiling}
         options = replace(self.options, **compile_settings) if compile_settings else self.options
         return replace(self, options=options, **{key: value for key, value in settings.items() if key in own})
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class ServerConfig:
     """What a server serves, where, and up to which limits.
 
@@ -221,52 +180,29 @@ class ServerConfig:
     """
 
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
-    name: str = "dagexec"
-    host: str = "127.0.0.1"
-    port: int = 8000
-    grpc_port: int | None = None
-    control: bool = False
-    control_settings: bool = False
-    strict: bool = False
-    drain_seconds: float = 30.0
-    python_steps: bool = False
-    telemetry: bool = False
-    shared_memory: Sequence[str] = ()
-    certificate: Path | None = None
-    private_key: Path | None = None
-    client_certificates: Path | None = None
-    token_file: Path | None = None
+    name: Annotated[Text, Field(min_length=1)] = "dagexec"
+    host: Annotated[Text, Field(min_length=1)] = "127.0.0.1"
+    port: Port = 8000
+    grpc_port: Port | None = None
+    control: Flag = False
+    control_settings: Flag = False
+    strict: Flag = False
+    drain_seconds: Annotated[Real, Field(ge=0)] = 30.0
+    python_steps: Flag = False
+    telemetry: Flag = False
+    shared_memory: tuple[Annotated[Text, Field(min_length=1)], ...] = ()
+    certificate: File | None = None
+    private_key: File | None = None
+    client_certificates: File | None = None
+    token_file: File | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        """Raises SettingError for what is out of range."""
-        if not isinstance(self.name, str) or not self.name:
-            raise SettingError(f"name must be a text, not {self.name!r:.80}")
-        if not isinstance(self.host, str) or not self.host:
-            raise SettingError(f"host must be an address, not {self.host!r:.80}")
-        for name in ("port", "grpc_port"):
-            port = getattr(self, name)
-            if port is None and name == "grpc_port":
-                continue
-            if not _is_whole(port) or not 0 <= port < 1 << 16:
-                raise SettingError(f"{name} must be from 0 to 65535, not {port!r:.80}")
-        for flag in ("control", "control_settings", "strict", "python_steps", "telemetry"):
-            if not isinstance(getattr(self, flag), bool):
-                raise SettingError(f"{flag} must be true or false, not {getattr(self, flag)!r:.80}")
-        for name in FILES:
-            path = getattr(self, name)
-            if path is not None and (not isinstance(path, str | PathLike) or not str(path)):
-                raise SettingError(f"{name} must be a file, not {path!r:.80}")
-            object.__setattr__(self, name, None if path is None else Path(path))
+        """Raises SettingError for certificates without their key."""
         if (self.certificate is None) != (self.private_key is None):
             raise SettingError("certificate and private_key are given together")
         if self.client_certificates is not None and self.certificate is None:
             raise SettingError("client_certificates need TLS: certificate and private_key")
-        if isinstance(self.shared_memory, str) or not _are_texts(self.shared_memory) or "" in self.shared_memory:
-            raise SettingError(f"shared_memory must be a list of keys, not {self.shared_memory!r:.80}")
-        object.__setattr__(self, "shared_memory", tuple(self.shared_memory))
-        if not _is_real(self.drain_seconds) or not 0 <= self.drain_seconds < math.inf:
-            raise SettingError(f"drain_seconds must be 0 or more, not {self.drain_seconds!r:.80}")
 
     @property
     def certificates(self) -> Certificates | None:
@@ -305,9 +241,7 @@ def read_config(path: Path) -> ServerConfig:
 def _config(tables: Mapping[str, Any], folder: Path) -> ServerConfig:
     check_keys(tables, {"server", "limits", "models", "pipelines"})
     server, models = _table(tables, "server"), _table(tables, "models")
-    limits = _table(tables, "limits")
     check_keys(server, {one.name for one in fields(ServerConfig)} - {"models", "limits"})
-    check_keys(limits, {one.name for one in fields(Limits)})
     served = {name: _model(name, _table(models, name), folder) for name in models}
     for pipeline in _pipelines(tables, folder, python_steps=server.get("python_steps") is True):
         if pipeline.name in served:
@@ -316,7 +250,7 @@ def _config(tables: Mapping[str, Any], folder: Path) -> ServerConfig:
     for one in FILES:
         if isinstance(server.get(one), str) and server[one]:
             server[one] = folder / server[one]
-    return ServerConfig(**server, limits=Limits(**limits), models=served)
+    return ServerConfig(**server, limits=Limits(**_table(tables, "limits")), models=served)
 
 
 def _pipelines(tables: Mapping[str, Any], folder: Path, *, python_steps: bool) -> list[ModelConfig]:
@@ -326,14 +260,13 @@ def _pipelines(tables: Mapping[str, Any], folder: Path, *, python_steps: bool) -
         raise SettingError("pipelines must be a list of tables: [[pipelines]]")
     found = []
     for table in listed:
-        _check_name("pipeline", table.get("name"))
         description = {key: value for key, value in table.items() if key in DESCRIPTION_KEYS}
         settings = {key: value for key, value in table.items() if key not in DESCRIPTION_KEYS}
+        plain = ModelConfig(name=table.get("name", ""), source=DescribedPipeline(description, folder))
         if "source" in settings:
-            raise SettingError(f"pipeline {table['name']!r}: it has stages in place of a source")
+            raise SettingError(f"pipeline {plain.name!r}: it has stages in place of a source")
         if not python_steps:
             check_python_steps(description)
-        plain = ModelConfig(name=table["name"], source=DescribedPipeline(description, folder))
         found.append(plain.changed(settings))
     return found
 
@@ -352,38 +285,3 @@ def _model(name: str, table: Mapping[str, Any], folder: Path) -> ModelConfig:
     if not source.startswith(ZOO_PREFIX):
         source = str(folder / source)
     return ModelConfig(name=name, source=source).changed({**table, "source": source})
-
-
-def _cluster(table: object) -> ClusterConfig:
-    """Raises SettingError."""
-    if not isinstance(table, dict):
-        raise SettingError("cluster must be a table")
-    check_keys(table, {one.name for one in fields(ClusterConfig)})
-    bounds = _table(table, "autoscaling")
-    check_keys(bounds, {one.name for one in fields(Autoscaling)})
-    return ClusterConfig(**{**table, "autoscaling": Autoscaling(**bounds) if "autoscaling" in table else None})
-
-
-def check_keys(table: Mapping[str, Any], known: set[str]) -> None:
-    """Raise SettingError for a key that is not known, with the one that was probably meant."""
-    for key in table:
-        if key not in known:
-            raise SettingError(f"unknown key {key!r:.80}{did_you_mean(key, known)}")
-
-
-def _check_name(what: str, name: object) -> None:
-    """Names stand in paths of URLs."""
-    if not isinstance(name, str) or not name or len(name) > 200 or not name.isprintable() or "/" in name:
-        raise SettingError(f"a {what}'s name is a text of 1 to 200 characters without '/', not {name!r:.80}")
-
-
-def _are_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
 
-from dagexec.errors import SettingError
-from dagexec.platform.records import dataclass
+from dagexec.server.validation import Count, Seconds, settings
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Limits:
     """What is refused beyond. Each is more than 0.
 
@@ -28,16 +25,16 @@ class Limits:
         idle_seconds: that a connection stays open between requests.
     """
 
-    body_bytes: int = 256 << 20
-    total_body_bytes: int = 1 << 30
-    header_bytes: int = 64 << 10
-    tensors: int = 256
-    axes: int = 16
-    elements: int = 1 << 28
-    connections: int = 10_000
-    header_seconds: float = 10.0
-    body_seconds: float = 60.0
-    idle_seconds: float = 60.0
+    body_bytes: Count = 256 << 20
+    total_body_bytes: Count = 1 << 30
+    header_bytes: Count = 64 << 10
+    tensors: Count = 256
+    axes: Count = 16
+    elements: Count = 1 << 28
+    connections: Count = 10_000
+    header_seconds: Seconds = 10.0
+    body_seconds: Seconds = 60.0
+    idle_seconds: Seconds = 60.0
 
     def problem_with_shape(self, shape: object) -> str | None:
         """What is wrong with the sizes that a client gives for a tensor, None if nothing is."""
@@ -51,11 +48,3 @@ class Limits:
         if math.prod(shape) > self.elements:
             return f"shape {list(shape)} has more than {self.elements} elements"
         return None
-
-    def __post_init__(self) -> None:
-        """Raises SettingError for what is out of range."""
-        for one in fields(self):
-            value: Any = getattr(self, one.name)
-            kinds = int if one.type == "int" else (int, float)
-            if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
-                raise SettingError(f"{one.name} must be more than 0, not {value!r:.80}")

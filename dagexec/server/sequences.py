@@ -224,7 +224,7 @@ class Sequences:
         return RequestError(
             400,
             f"{self._label(place)} is not open: the first request of a sequence has sequence_start, and one ends that "
-            f"is idle for {self._config.idle_seconds} seconds, or whose client gives up a request",
+            f"is idle for {self._config.idle_seconds:g} seconds, or whose client gives up a request",
         )
 
     def _end_idle(self, identity: Identity) -> None:

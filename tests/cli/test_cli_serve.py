@@ -290,8 +290,8 @@ def test_strict_ends_with_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     [
         ([], "there is nothing to serve"),
         (["resnet"], "expected NAME=SOURCE"),
-        ([LENET, "--port", "70000"], "port must be from 0 to 65535"),
-        ([LENET, "--grpc-port", "-1"], "grpc_port must be from 0 to 65535"),
+        ([LENET, "--port", "70000"], "port must be less than or equal to 65535, not 70000"),
+        ([LENET, "--grpc-port", "-1"], "grpc_port must be greater than or equal to 0, not -1"),
         ([LENET, "--host", "256.0.0.1"], "cannot listen at 256.0.0.1:8000"),
         ([LENET, "--config", "no.toml"], "no.toml"),
         ([LENET, "--log-level", "loud"], "--log-level must be one of debug, info, warning, error"),

@@ -351,14 +351,14 @@ def test_a_file_says_how_a_model_generates(tmp_path: Any) -> None:
     start = "[models.gpt]\nsource = 'gpt.onnx'\n[models.gpt.sequences]\nidle_seconds = 5\n[models.gpt.generation]\n"
     path.write_text(f"{start}input = 'ids'\noutput = 'scores'\nstop = [0]\n")
     model = read_config(path).models["gpt"]
-    assert model.generation == GenerationConfig(input="ids", output="scores", stop=[0])
+    assert model.generation == GenerationConfig(input="ids", output="scores", stop=(0,))
     assert model.sequences.idle_seconds == 5
     for wrong, words in (
         ("input = 'ids'", "output"),
-        ("input = 'ids'\noutput = 3", "output must be a name, not 3"),
-        ("input = 'ids'\noutput = 's'\nmask = 1", "mask must be a name, not 1"),
-        ("input = 'ids'\noutput = 's'\nstop = ['a']", "stop must be a list of tokens"),
-        ("input = 'ids'\noutput = 's'\nmax_tokens = 0", "max_tokens must be 1 or more, not 0"),
+        ("input = 'ids'\noutput = 3", "output must be a valid string, not 3"),
+        ("input = 'ids'\noutput = 's'\nmask = 1", "mask must be a valid string, not 1"),
+        ("input = 'ids'\noutput = 's'\nstop = ['a']", "stop.0 must be a valid integer, not 'a'"),
+        ("input = 'ids'\noutput = 's'\nmax_tokens = 0", "max_tokens must be greater than or equal to 1, not 0"),
         ("inptu = 'ids'\noutput = 's'", "unknown key 'inptu'; did you mean 'input'"),
     ):
         path.write_text(start + wrong)

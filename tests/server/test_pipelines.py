@@ -141,7 +141,7 @@ async def test_a_pipeline_that_is_loaded_again_has_what_its_files_say_then(folde
             r"pipeline 'diamond': stage 'mean': a Python step, 'own_steps.py:mean', is imported .*python_steps = true",
         ),
         ("python_steps = true", "python_steps = 1", "Python step"),
-        ('name = "diamond"', "", "a pipeline's name is a text"),
+        ('name = "diamond"', "", "name must be 1 to 200 printable characters"),
         ('name = "again"', 'name = "diamond"', "two models or pipelines 'diamond'"),
         ("timeout = 60.0", "timeouts = 60.0", r"model 'diamond': unknown key 'timeouts'; did you mean 'timeout'"),
         ("timeout = 60.0", 'source = "a.onnx"', "pipeline 'diamond': it has stages in place of a source"),
