@@ -31,11 +31,11 @@ KILLS = 25
 test-ray: $(VENV)/.installed-ray
 	DAGEXEC_KILLS=$(KILLS) $(BIN)/python -m pytest --ray -m ray --durations 8 tests/cluster tests/test_examples.py
 
-# Reports in Chromium, which is the system's; where there is none, and apt may be asked, that installs it. APPROVE=1
+# Reports, and the live page of a server, in Chromium, which is the system's; where there is none, and apt may be asked, that installs it. APPROVE=1
 # takes the pictures of docs/images.
 test-browser: $(VENV)/.installed-browser
 	@command -v chromium chromium-browser google-chrome > /dev/null || { apt-get update --quiet=2; apt-get install --quiet=2 --yes --no-install-recommends chromium; }
-	APPROVE=$(APPROVE) $(BIN)/python -m pytest --browser -m browser --durations 3 tests/report
+	APPROVE=$(APPROVE) $(BIN)/python -m pytest --browser -m browser --durations 3 tests/report tests/server/test_live_page.py
 
 # The wheel in a fresh environment: make test-wheel PYTHON=python3.14
 test-wheel: $(VENV)/.installed-test

@@ -24,8 +24,8 @@ Locks, in the order they may be taken (a thread holding one takes only locks fur
 9. Locks around a table, under which nothing else is taken: `Workspace._lock`, `SharedBuffer._announce`,
    `LibraryState._table`, `ArenaBudget._lock`, `Constant._lock` (under which is computed what is derived from a constant
    tensor), `core.constant.letting_go` (held while the values of one go or come back), and that of the convolution
-   choices; and the locks of observers, such as `Trace._lock`, `RunsUnderWay._lock` and `hazards.Detector._lock`, which
-   are told of launches with a turn held.
+   choices; and the locks of observers, such as `Trace._lock`, `Lanes._lock`, `RunsUnderWay._lock` and
+   `hazards.Detector._lock`, which are told of launches with a turn held.
 
 A worker's wake-up and the gate of a waiting caller are semaphores, not locks: they are waited on with nothing held.
 """

@@ -54,6 +54,7 @@ def serve_command(
     telemetry: Annotated[
         bool, typer.Option("--telemetry", help="An OpenTelemetry span for each run, under the client's.")
     ] = False,
+    no_page: Annotated[bool, typer.Option("--no-page", help="No page at / that shows what the server does.")] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Serve models over HTTP, and gRPC, to clients of the Open Inference Protocol, until SIGTERM or SIGINT.
@@ -75,6 +76,7 @@ def serve_command(
         "client_certificates": client_certificates,
         "token_file": token_file,
         "telemetry": telemetry or None,
+        "page": False if no_page else None,
     }
     try:
         from dagexec.server.config import ServerConfig, read_config

@@ -55,6 +55,7 @@ from dagexec.platform.garbage_collection import garbage_collection_paused
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.threads import ThreadWait, threads
 from dagexec.scheduler.nets.net import BaseNet
+from dagexec.scheduler.observe.lanes import Lanes
 from dagexec.scheduler.workers.place import Place, beside
 
 if not TYPE_CHECKING:
@@ -359,6 +360,12 @@ class Executor(ModelRunner):
         device = self._options.default_device
         total = self._dispatcher.statistics(None if device == CPU else runtime_of(device).statistics())
         return self._beside.with_counts(total)
+
+    def watch(self, lanes: Lanes, label: str) -> None:
+        """Tell `lanes` what threads do for this executor, as `label`, until nobody looks at them any more."""
+        self._dispatcher.watch(lanes, label)
+        for member in tuple(self._beside.members):
+            member.watch(lanes, label)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Admit no more requests, let queued and running ones finish, then close.

@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from hashlib import sha256
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
 from dagexec.analysis.environment import environment
+from dagexec.core.drawing.pages import page_file
 from dagexec.errors import DagexecError
 from dagexec.platform.files import write_atomically
 from dagexec.platform.records import dataclass
 
 Json = dict[str, object]
 
-_SCRIPTS = ("svg.js", "viewport.js", "details.js")
-"""Used by every section's script, in order."""
+_SCRIPTS = ("svg.js", "details.js")
+"""Used by every section's script."""
 
 
 class Section(Protocol):
@@ -76,8 +76,9 @@ class Report:
     def html(self) -> str:
         """The file's text."""
         kinds = dict.fromkeys(section.kind for section in self.sections)
-        script = "\n".join(map(_page_file, (*_SCRIPTS, *(f"{kind}.js" for kind in kinds), "page.js")))
-        style = _page_file("page.css")
+        own = map(_page_file, ("viewport.js", *(f"{kind}.js" for kind in kinds), "page.js"))
+        script = "\n".join((*map(page_file, _SCRIPTS), *own))
+        style = page_file("page.css")
         parts = {
             "title": escape(self.title),
             "policy": f"default-src 'none'; script-src {_allowed(script)}; style-src {_allowed(style)}",
@@ -147,4 +148,4 @@ def _allowed(text: str) -> str:
 
 
 def _page_file(name: str) -> str:
-    return files("dagexec.report").joinpath("page", name).read_text(encoding="utf-8")
+    return page_file(name, "dagexec.report")

@@ -172,6 +172,7 @@ class ServerConfig:
         drain_seconds: that running requests have when the server ends, or their model is replaced or unloaded.
         python_steps: pipelines of the file may have Python functions as stages, which are imported and called.
         telemetry: create an OpenTelemetry span for each run, under that which the client names (`traceparent`).
+        page: serve a page at / that shows what the server does.
         shared_memory: keys of system shared memory that clients may register; `prefix*` for all that begin so.
         certificate, private_key: files in PEM with which the server speaks TLS, over HTTP and gRPC.
         client_certificates: a file with the authorities that sign clients' certificates, which all then need to have.
@@ -190,6 +191,7 @@ class ServerConfig:
     drain_seconds: Annotated[Real, Field(ge=0)] = 30.0
     python_steps: Flag = False
     telemetry: Flag = False
+    page: Flag = True
     shared_memory: tuple[Annotated[Text, Field(min_length=1)], ...] = ()
     certificate: File | None = None
     private_key: File | None = None

@@ -43,7 +43,8 @@ from dagexec.server.messages import (
     write_response,
 )
 from dagexec.server.metrics import Metrics
-from dagexec.server.openapi import PATHS, page
+from dagexec.server.openapi import OPEN_PATHS, description, paths_served
+from dagexec.server.page_files import PAGE_HEADERS, page_at
 from dagexec.server.parent_span import parent_span
 from dagexec.server.repository import Repository
 from dagexec.server.settings import check_unchanged, log_settings, trace_settings
@@ -60,9 +61,9 @@ EXTENSIONS = (
     *("sequence", "sequence(string_id)", "statistics", "system_shared_memory", "trace"),
 )
 _RUN = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
-_OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 _LENGTH_NAME = HEADER_LENGTH.lower().encode()
 _LARGE = 64 << 10  # bytes of JSON that a thread parses, so that others have their turn
+_PRIVATE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
 _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
@@ -89,7 +90,7 @@ class Application:
                 await send({"type": "websocket.close", "code": 1000})
             return
         exchange = exchange_of(scope)
-        if scope["path"] not in _OPEN_PATHS:
+        if scope["path"] not in OPEN_PATHS:
             try:
                 self._access.check(next((value for name, value in scope["headers"] if name == b"authorization"), None))
             except RequestError as error:
@@ -262,7 +263,7 @@ def _starlette(repository: Repository, bodies: Bodies, metrics: Metrics, regions
     endpoints = _Endpoints(repository, bodies, metrics, regions)
     routes = [
         Route(one.path, getattr(endpoints, one.endpoint), methods=[one.method])
-        for one in PATHS
+        for one in paths_served(repository.live is not None)
         if one.endpoint != "run"
     ]
     routes += [
@@ -301,7 +302,20 @@ class _Endpoints:
 
     async def openapi(self, request: Request) -> Response:
         """What can be asked here."""
-        return JSONResponse(page(self._repository.config.token_file is not None))
+        return JSONResponse(
+            description(self._repository.config.token_file is not None, self._repository.live is not None)
+        )
+
+    async def page(self, request: Request) -> Response:
+        """A file of the live page."""
+        text, media_type = page_at(request.url.path)
+        return Response(text, media_type=media_type, headers=PAGE_HEADERS)
+
+    async def state(self, request: Request) -> Response:
+        """What the live page shows."""
+        numbers = (request.query_params.get(name, "0") for name in ("stretch", "request"))
+        state = self._repository.live_state(*(int(one) if one.isdecimal() and len(one) < 18 else 0 for one in numbers))
+        return JSONResponse(state, headers=_PRIVATE)
 
     async def live(self, request: Request) -> Response:
         """It answers, so it lives."""

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from dagexec.platform.records import dataclass
 
+OPEN_PATHS = frozenset(("/v2/health/live", "/v2/health/ready", "/", "/live.css", "/live.js"))
+"""Those that ask for no token: they tell nothing of the models but whether all serve."""
+
 MODEL = "/v2/models/{name}"
 _OF_VERSION = f"{MODEL}/versions/{{version}}"
 _REGION = "/v2/systemsharedmemory/region/{name}"
@@ -67,6 +70,15 @@ PATHS = (
     Path("/metrics", "GET", "metrics", "Metrics for Prometheus.", "", "text"),
 )  # fmt: skip
 
+PAGE = (
+    Path("/", "GET", "page", "A page that shows what the server does.", "", "html"),
+    Path("/live.css", "GET", "page", "Its style.", "", "css"),
+    Path("/live.js", "GET", "page", "Its script.", "", "script"),
+    Path("/live.json", "GET", "state", "What it shows; with `stretch` and `request` of an earlier state, the rest.",
+         "", "state"),
+)  # fmt: skip
+"""The live page, where it is served."""
+
 _NAME = {"type": "string"}
 _PARAMETERS = {"type": "object"}
 
@@ -124,15 +136,34 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
         offset={"type": "integer", "minimum": 0},
         byte_size={"type": "integer", "minimum": 1},
     ),
+    "state": _object(
+        ("models", "lanes", "slow", "stretch", "request"),
+        models=_list_of(_object(("name", "version", "state"), name=_NAME, version=_NAME, state=_NAME)),
+        lanes={"type": "object", "additionalProperties": _list_of({"type": "array"})},
+        slow=_list_of({"type": "object"}),
+        stretch={"type": "integer"},
+        request={"type": "integer"},
+    ),
     "regions": _list_of(_object(("name", "key", "offset", "byte_size"), name=_NAME, key=_NAME)),
 }
-_OTHER_MEDIA = {"events": "text/event-stream", "text": "text/plain"}
+_OTHER_MEDIA = {
+    "events": "text/event-stream",
+    "text": "text/plain",
+    "html": "text/html",
+    "css": "text/css",
+    "script": "text/javascript",
+}
 
 
-def page(has_token: bool) -> dict[str, Any]:
+def paths_served(has_page: bool) -> tuple[Path, ...]:
+    """Those of a server with the live page, or without."""
+    return PATHS + PAGE if has_page else PATHS
+
+
+def description(has_token: bool, has_page: bool) -> dict[str, Any]:
     """The description of all paths, as OpenAPI 3.1 has it."""
     paths: dict[str, dict[str, Any]] = {}
-    for number, path in enumerate(PATHS):
+    for number, path in enumerate(paths_served(has_page)):
         operation = {
             "operationId": f"{path.method.lower()}-{path.endpoint}-{number}",
             "summary": path.about,
@@ -158,8 +189,8 @@ def page(has_token: bool) -> dict[str, Any]:
     if has_token:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"token": []}]
-        for health in ("live", "ready"):
-            paths[f"/v2/health/{health}"]["get"]["security"] = []
+        for path_open in OPEN_PATHS.intersection(paths):
+            paths[path_open]["get"]["security"] = []
     return found
 
 

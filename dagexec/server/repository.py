@@ -26,6 +26,7 @@ from dagexec.cluster import deploy
 from dagexec.core.spelling import did_you_mean
 from dagexec.errors import DagexecError, FeedError, ModelFormatError, SettingError
 from dagexec.executor.compile_async import compile_async
+from dagexec.executor.requests.timeline import Timeline, current_timeline
 from dagexec.executor.requests.waiting import to_the_end
 from dagexec.executor.source.loading import PLAN_SUFFIX, ModelSource
 from dagexec.platform.processor import available_cores
@@ -42,6 +43,7 @@ from dagexec.server.inference import (
     request_error,
 )
 from dagexec.server.limits import Limits
+from dagexec.server.live import Json, Live
 from dagexec.server.repository_state import ModelState, RepositoryState
 from dagexec.server.sequences import place_of
 from dagexec.server.version import PLATFORM, LoadedVersion, Runner
@@ -88,6 +90,9 @@ class Repository:
     """Models by name, for one event loop (asyncio or trio).
 
     Call `load_all` at the start and `drain` at the end.
+
+    Attributes:
+        live: what the live page shows; None without it.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class Repository:
         self._observer = observer
         self._load_runner = load_runner
         self._clock = clock
+        self.live = Live() if config.page else None
         self._state = RepositoryState(config.models.values())
         self._changing = anyio.Lock()
 
@@ -117,7 +123,7 @@ class Repository:
         that is not ready or has its queue full, 504 when the timeout is over.
         """
         loaded = self._state.find(request.model, request.version)
-        with self._in_service(loaded):
+        with self._in_service(loaded, request.id):
             config, place = loaded.config, None
             timeout, priority = config.timeout, config.priority
             if request.parameters:
@@ -140,7 +146,7 @@ class Repository:
         `priority`, as in `infer`. Close the iterator (`aclosing`) to end it early. Raises RequestError as `infer`.
         """
         loaded = self._state.find(request.model, request.version)
-        with self._in_service(loaded):
+        with self._in_service(loaded, request.id):
             config, generator = loaded.config, loaded.generator
             if generator is None:
                 raise RequestError(400, f"model {config.name!r} does not generate: its settings do not say how")
@@ -164,21 +170,28 @@ class Repository:
                     )
 
     @contextmanager
-    def _in_service(self, loaded: LoadedVersion) -> Iterator[None]:
+    def _in_service(self, loaded: LoadedVersion, id: str) -> Iterator[None]:
         """A request to this version, which is counted. Errors are turned into those that clients are told."""
         began = time.monotonic()
         outcome: Outcome = "cancelled"
+        told, timeline = "", None
+        if self.live is not None:
+            timeline = Timeline()
+            current_timeline.set(timeline)
         loaded.enter()
         try:
             yield
             outcome = "completed"
         except Exception as error:
             refused = request_error(error, self._retry_after(loaded))
-            outcome = _outcome(refused)
+            outcome, told = _outcome(refused), str(refused)
             raise refused from error
         finally:
             seconds = time.monotonic() - began
             loaded.leave(outcome == "completed", seconds)
+            if self.live is not None and timeline is not None:
+                current_timeline.set(None)
+                self.live.slow.add(loaded.config.name, loaded.version, id, began, seconds, outcome, told, timeline)
             if self._observer is not None:
                 self._observer.finished(loaded.config.name, loaded.version, outcome, seconds)
 
@@ -216,6 +229,11 @@ class Repository:
         """Those of one version, or of all that serve. Raises RequestError as `infer` does."""
         asked = self.loaded() if not name else [self._state.find(name, version)]
         return [statistics_of(loaded) for loaded in asked]
+
+    def live_state(self, stretch: int, request: int) -> Json:
+        """What the live page shows, beyond these numbers of an earlier state (`Live.state`)."""
+        assert self.live is not None
+        return self.live.state(self.config.name, self._state.index(), self.loaded(), stretch, request)
 
     def is_ready(self) -> bool:
         """True while all models serve, but for those that clients have unloaded."""

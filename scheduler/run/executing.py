@@ -5,8 +5,9 @@ It takes what the run's machine gives it until there is nothing, the run is stop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from dagexec.core.native import recover
 from dagexec.core.operator import Step
@@ -14,8 +15,10 @@ from dagexec.errors import PolicyError
 from dagexec.platform.blocking import work as blocking
 from dagexec.platform.locks import Mutex
 from dagexec.platform.threads import ThreadsEndedError, is_interruptible, threads
+from dagexec.scheduler.observe.lanes import Lanes
 from dagexec.scheduler.run.engine import NativeRun, Participant
 from dagexec.scheduler.run.engine_layout import Mode, Outcome
+from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.machine import Machine
 from dagexec.scheduler.run.roster import Roster
 from dagexec.scheduler.run.run import Run, finish
@@ -173,3 +176,34 @@ class NotedExecuting(Executing):
         if done:
             threads().note(Doing(run, task, steps, done=True))
         return done
+
+
+class WatchedExecuting(Executing):
+    """The same with `lanes` told what each thread works for.
+
+    Attributes:
+        labels: what users of the pool are called there, by their shares.
+        label: what the only user is called.
+    """
+
+    def __init__(self, lock: Mutex, roster: Roster, lanes: Lanes, stop: Callable[[], object]) -> None:
+        """`stop` is called where nobody looks any more."""
+        super().__init__(lock, roster, concurrent=True)
+        self._lanes = lanes
+        self._stop = stop
+        self.labels: WeakKeyDictionary[Share, str] = WeakKeyDictionary()
+        self.label = ""
+
+    def work(self, worker: Worker, run: Run, *, stays: bool = False) -> None:
+        """As `Executing.work`; what a worker does within another run counts as that one's."""
+        if worker.depth > 1:
+            super().work(worker, run, stays=stays)
+            return
+        label = self.label if run.share is None else self.labels.get(run.share, "")
+        self._lanes.began(worker.name, label or run.name, run.name)
+        try:
+            super().work(worker, run, stays=stays)
+        finally:
+            self._lanes.ended(worker.name)
+        if not self._lanes.is_watched:
+            self._stop()

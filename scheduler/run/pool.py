@@ -29,10 +29,11 @@ from dagexec.platform.locks import Mutex
 from dagexec.platform.processor import available_cores
 from dagexec.platform.shutdown import stop_at_exit
 from dagexec.platform.threads import ThreadsEndedError, ThreadWait, threads
+from dagexec.scheduler.observe.lanes import Lanes
 from dagexec.scheduler.run.affinity import CoreWakeUp
 from dagexec.scheduler.run.crew import Crew
 from dagexec.scheduler.run.engine import Bell
-from dagexec.scheduler.run.executing import Executing, NotedExecuting
+from dagexec.scheduler.run.executing import Executing, NotedExecuting, WatchedExecuting
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.helping import HelpingWait
 from dagexec.scheduler.run.roster import Roster
@@ -54,6 +55,8 @@ class WorkerPool:
     Attributes:
         workers: the identifiers of its threads.
     """
+
+    _executing: Executing
 
     def __init__(
         self, num_workers: int, name: str = "dagexec", *, most: int | None = None, at_once: bool = True
@@ -316,6 +319,23 @@ class WorkerPool:
                 worker.run = blocking.run = outer
                 worker.telling = None
         return True
+
+    def watch(self, lanes: Lanes, share: Share | None, label: str) -> None:
+        """Tell `lanes` what workers do, for `share` as `label`, until nobody looks at them any more."""
+        with self.lock:
+            lanes.have([worker.name for worker in self._roster.workers if worker.is_of_pool])
+            watched = self._executing
+            if not isinstance(watched, WatchedExecuting):
+                if not self._source.concurrent:
+                    return
+                watched = self._executing = WatchedExecuting(self.lock, self._roster, lanes, self._stop_watching)
+            if share is None:
+                watched.label = label
+            else:
+                watched.labels[share] = label
+
+    def _stop_watching(self) -> None:
+        self._executing = Executing(self.lock, self._roster, concurrent=True)
 
     def statistics(self) -> PoolStatistics:
         """Counts at this moment."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
@@ -22,6 +21,7 @@ from dagexec.report.hazards import HazardsSection
 from dagexec.report.training import TrainingSection
 from dagexec.scheduler.exploration import explore_seeds
 from dagexec.training.trainer import StepReport
+from tests.chromium import chromium
 from tests.nets import net_of
 from tests.report.pages import HOSTILE, hostile_report, large_report, made_up_report, plan_of
 from tests.report.test_findings import racing_proof
@@ -39,13 +39,8 @@ Open = Callable[..., "Page"]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--font-render-hinting=none"])
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture

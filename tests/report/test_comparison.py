@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import dagexec
-import dagexec.report
+import dagexec.core.drawing
 from dagexec.analysis.comparison import compare
 from dagexec.report.comparison import ComparisonSection, figures
 from dagexec.report.gather import TracedRuntimes
 from tests.report.pages import data_of, made_up_comparison, made_up_report
 
-SCRIPT = Path(dagexec.report.__file__).parent / "page" / "svg.js"
+SCRIPT = Path(dagexec.core.drawing.__file__).parent / "page" / "svg.js"
 
 
 def test_the_verdict_and_three_figures_come_before_all_else() -> None:

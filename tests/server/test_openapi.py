@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dagexec.server.config import ModelConfig, ServerConfig
-from dagexec.server.openapi import page
+from dagexec.server.openapi import description
 from dagexec.server.run import Server
 from tests.held import PATIENCE, doubled_model
 from tests.server.serving import serving
@@ -79,20 +79,21 @@ def test_what_the_documentation_lists_is_there() -> None:
     text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     listed = re.findall(r"`(?:GET |POST )?(/v2[\w/.]*|/metrics)`", text)
     assert len(listed) > 5
-    assert {path.replace("NAME", "{name}") for path in listed} <= set(page(False)["paths"])
+    served = description(has_token=False, has_page=True)["paths"]
+    assert {path.replace("NAME", "{name}") for path in listed} <= set(served)
 
 
 def test_a_token_is_said() -> None:
-    document = page(has_token=True)
+    document = description(has_token=True, has_page=True)
     assert document["security"] == [{"token": []}]
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     open_ones = [path for path, _, operation in operations(document) if operation.get("security") == []]
-    assert open_ones == ["/v2/health/live", "/v2/health/ready"]
-    assert "security" not in page(has_token=False)
+    assert open_ones == ["/v2/health/live", "/v2/health/ready", "/", "/live.css", "/live.js"]
+    assert "security" not in description(has_token=False, has_page=True)
 
 
 def test_results_that_lack_something_are_not_as_it_says() -> None:
-    results = page(False)["components"]["schemas"]["results"]
+    results = description(has_token=False, has_page=False)["components"]["schemas"]["results"]
     good = {"model_name": "m", "model_version": "1", "outputs": [{"name": "y", "datatype": "FP32", "shape": [1]}]}
     jsonschema.validate(good, results)
     for wrong in ({**good, "outputs": [{"name": "y"}]}, {"outputs": []}, {**good, "id": np.pi}):

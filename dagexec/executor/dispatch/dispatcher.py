@@ -12,7 +12,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from threading import get_ident
+from threading import current_thread, get_ident
 from typing import TYPE_CHECKING
 
 from dagexec.binding.io_binding import IOBinding, Outputs
@@ -24,6 +24,7 @@ from dagexec.executor.dispatch.ledger import members_of
 from dagexec.executor.dispatch.state import Cancelled, DispatchState
 from dagexec.executor.dispatch.statistics import OUTCOMES, ExecutorStatistics, Latencies
 from dagexec.executor.requests.request import Batch, Request, outcome_name
+from dagexec.executor.requests.timeline import current_timeline
 from dagexec.executor.requests.waiting import EventLoop
 from dagexec.options import CompileOptions
 from dagexec.platform.deadline import Deadline
@@ -31,6 +32,7 @@ from dagexec.platform.forking import reset_after_fork
 from dagexec.platform.shutdown import hold_daemon, stop_at_exit
 from dagexec.platform.threads import ThreadWait, is_interruptible, threads
 from dagexec.scheduler.memory.arena_budget import ArenaAccount, ArenaBudget
+from dagexec.scheduler.observe.lanes import Lanes
 from dagexec.scheduler.observe.run_times import RunTimes
 from dagexec.scheduler.run.fair_share import Share
 from dagexec.scheduler.run.pool import WorkerPool
@@ -65,6 +67,7 @@ class Dispatcher:
         self._telemetry = telemetry
         self._metrics = metrics
         self.run_times = run_times
+        self._watched: tuple[Lanes, str] | None = None
         if metrics is not None:
             metrics.observe(self)
         self._now = threads().monotonic
@@ -85,6 +88,8 @@ class Dispatcher:
         now = request.created = self._now()
         if self._telemetry is not None and request.pinned is None:
             self._telemetry.start(request)
+        if self.run_times is not None:
+            request.timeline = current_timeline.get()
         try:
             with self._lock:
                 return self.state.arrive(request, now, starts=not is_interruptible())
@@ -113,6 +118,8 @@ class Dispatcher:
         caller, now = get_ident(), self._now()
         if caller in self._pool.workers:
             self.check_caller("run")
+        if self.run_times is not None:
+            request.timeline = current_timeline.get()
         with self._lock:
             return self.state.arrive_inline(request, binding, caller, now)
 
@@ -146,6 +153,8 @@ class Dispatcher:
             self._telemetry.end_batch(request, outcome_name(error), error)
         for member in ended:
             self._record(member, member.error, now)
+            if member.timeline is not None:
+                _add_to_timeline(member, request, now)
         if ended:
             self.notify(request)
         elif self._when_empty:
@@ -230,8 +239,13 @@ class Dispatcher:
             self._metrics.record(error, request.begun - request.created, now - request.begun)
             if self.state.joins:
                 self._metrics.record_batch(request.rows)
-        if self.run_times is not None and error is None and not request.over:
-            self._add_times(request, (request,), now)
+        if self.run_times is not None and not request.over:
+            if error is None:
+                self._add_times(request, (request,), now)
+            if request.timeline is not None:
+                _add_to_timeline(request, request, now)
+        if self._watched is not None and not request.over:
+            self.ran_here(request, now)
         with self._lock:
             may_keep = bool(self.state.queue.waiting) and not is_interruptible()
             return not self.state.leave_inline(request, outcome, now, bool(self._when_empty), may_keep)
@@ -284,6 +298,8 @@ class Dispatcher:
         """Tell the callers of requests that ended without a run, or before it."""
         for request in over:
             self._record(request, request.error, now)
+            if request.timeline is not None:
+                _add_to_timeline(request, request, now)
             self.notify(request)
 
     def check_caller(self, doing: str) -> None:
@@ -424,6 +440,22 @@ class Dispatcher:
             fed, ran = run.fed_at - run.begun, run.ran_at - run.fed_at
             self.run_times.record(run.rows, completed, fed, ran, now - run.ran_at)
 
+    def watch(self, lanes: Lanes, label: str) -> None:
+        """Tell `lanes` what threads do here, as `label`, until nobody looks at them any more."""
+        self._pool.watch(lanes, self.share, label)
+        self._watched = lanes, label
+
+    def ran_here(self, request: Request, now: float) -> None:
+        """The calling thread, which is no worker, has run `request`: whoever looks at its lane is told."""
+        watched = self._watched
+        if watched is None:
+            return
+        lanes, label = watched
+        if lanes.is_watched:
+            lanes.add(current_thread().name, request.begun, now, label, self.name)
+        else:
+            self._watched = None
+
     def _end_span(self, request: Request, error: BaseException | None, waited: float) -> None:
         if self._telemetry is not None and request.pinned is None:
             self._telemetry.end(request, outcome_name(error), error, waited)
@@ -450,3 +482,10 @@ class Dispatcher:
         self._lock = threads().lock()
         self.state.forget_requests()
         self._when_empty.clear()
+
+
+def _add_to_timeline(request: Request, run: Request, now: float) -> None:
+    """`request` is over, and with it the run that it was served by, or joined in."""
+    assert request.timeline is not None
+    times = request.created, request.begun, run.fed_at or None, run.ran_at or None, now
+    request.timeline.add((*times, run.rows, current_thread().name))

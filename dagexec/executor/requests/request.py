@@ -29,6 +29,7 @@ from dagexec.scheduler.run.run import Run
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from dagexec.executor.requests.timeline import Timeline
     from dagexec.executor.requests.waiting import EventLoop
 
 Cuts = Mapping[str, tuple[slice, ...]]
@@ -77,6 +78,7 @@ class Request:
         cuts: its parts of results along axes of lengths, where its inputs were padded.
         loop: the event loop whose thread may run it in one of its turns, if there is one.
         waits_on: the event loop of its caller, if that is a task.
+        timeline: is told of its run; that of a request of a server.
     """
 
     deadline: float = math.inf
@@ -105,6 +107,7 @@ class Request:
     cuts: Cuts | None = None
     loop: EventLoop | None = None
     waits_on: EventLoop | None = None
+    timeline: Timeline | None = None
 
     def __init__(
         self,

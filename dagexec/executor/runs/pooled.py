@@ -127,6 +127,7 @@ class PooledRuns:
         except BaseException as caught:
             error = caught
         request.steps = None
+        self._dispatcher.ran_here(request, threads().monotonic())
         self._end(request, result, error)
         if error is not None and not isinstance(error, Exception):
             raise error

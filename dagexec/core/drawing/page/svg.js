@@ -88,7 +88,8 @@ function sampleOf({ shape = "rect", hue, heat, ...attributes }) {
   return element;
 }
 
-// A drawing as wide as the page, drawn again when that changes: `draw` gets the empty drawing and its width.
+// A drawing as wide as the page, drawn again when that changes: `draw` gets the empty drawing and its width. Returns
+// what draws it again.
 function chart(place, height, label, draw) {
   const drawing = svg("svg", { class: "chart", role: "img", "aria-label": `${label}; the table below has the figures` });
   drawing.style.height = `${height}px`;
@@ -101,6 +102,7 @@ function chart(place, height, label, draw) {
   };
   new ResizeObserver(again).observe(drawing);
   again();
+  return again;
 }
 
 const SECTIONS = {};
