@@ -308,8 +308,18 @@ class Assembler(GeneralAssembler):
                 self._half(what, half, target, left, operand)
 
     def compute_constant(self, what: Instruction, target: int, left: int, value: float) -> None:
-        self._named = target, left
-        with self._constant(struct.pack("<f", value) * 4) as operand:
+        self._named, bits = (target, left), struct.pack("<f", value) * 4
+        if what in (HORNER, SUBTRACT_FROM):  # which become the constant plus a product
+            for half in _HALVES:
+                with (
+                    self._written(target, half, is_read=True) as to,
+                    self._read(left, half) as one,
+                    self._constant(bits) as total,
+                ):
+                    self._three_vectors(_TO_FACTOR[what][0], total, to, one)
+                    self._copy(to, total)
+            return
+        with self._constant(bits) as operand:
             for half in _HALVES:
                 self._half(what, half, target, left, operand)
 
