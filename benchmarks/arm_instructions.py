@@ -79,16 +79,14 @@ def main() -> None:
     """Write and print the results."""
     with mock.patch.object(platform, "machine", return_value="aarch64"):
         from dagexec.platform import machine_code
-    codes: list[bytes] = []
-    with mock.patch.object(machine_code, "executable", lambda code: codes.append(code) or 0):
+    with mock.patch.object(machine_code, "executable", return_value=0) as executable:
         makers = kernels()
         from tests.platform.assembly.listing import KINDS, disassembled
 
         found = {}
         for name, make in makers.items():
-            codes.clear()
             make()
-            meanings = [meaning for _, meaning in disassembled(KINDS["aarch64"], codes[-1])]
+            meanings = [meaning for _, meaning in disassembled(KINDS["aarch64"], executable.call_args.args[0])]
             loop = max(loops(meanings), key=lambda one: sum(one[name] for name in _PRODUCTS))
             found[name] = measures(loop)
             print(f"{name:42}", *found[name].values())
