@@ -40,10 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid")
+    signs = ("-addext", "keyUsage=critical,keyCertSign")  # Python 3.13 asks for this and for the identifier
     for number in ("", "2"):
         ca = f"ca{number}"
-        openssl("req", "-x509", *curve, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}")
+        openssl("req", "-x509", *curve, *signs, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}")
         for name in (f"server{number}", f"client{number}"):
             openssl("req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
             openssl(
