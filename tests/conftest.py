@@ -23,7 +23,7 @@ from dagexec.frontend.onnx import forms, node
 from tests import engines
 from tests.command_line import Cli
 
-pytest_plugins = ["tests.selection"]
+pytest_plugins = ["tests.rewriting", "tests.selection"]
 
 # Hypothesis would parse every module of dagexec for constants to draw: what a test draws would depend on which modules
 # the tests before it imported, and parsing takes as long as collecting all tests.

@@ -28,6 +28,8 @@ ROOT = Path(__file__).parent.parent
 _LEFT_OUT = "left out"  # key of what a worker of xdist sends
 _PART: pytest.StashKey[int | None] = pytest.StashKey()
 _COUNTS: pytest.StashKey[Counter[str]] = pytest.StashKey()
+_QUICK: pytest.StashKey[dict[str, int]] = pytest.StashKey()
+"""How many quick cases a function has, by its node id."""
 
 
 def part_of_commit(root: Path = ROOT) -> int:
@@ -78,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Workers of xdist take the part that the process has found which starts them."""
     config.stash[_PART] = chosen_part(config.getoption("--part"))
     config.stash[_COUNTS] = Counter()
+    config.stash[_QUICK] = {}
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -89,6 +92,27 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"slow tests: part {part} of {PARTS}, and {quick}; make test-all runs all"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Leave out cases of other parts before pytest makes tests of them, which are three of four: that takes long.
+
+    One stays, as no case is one without parameters; it is left out below.
+    """
+    part = metafunc.config.stash[_PART]
+    calls = getattr(metafunc, "_calls", None)  # which have no public name
+    if part is None or not calls:
+        return
+    name = metafunc.definition.nodeid
+    is_slow = metafunc.definition.get_closest_marker("slow") is not None
+    slow = [is_slow or any(mark.name == "slow" for mark in call.marks) for call in calls]
+    quick = metafunc.config.stash[_QUICK][name] = slow.count(False)
+    kept = [call for call, here in zip(calls, slow, strict=True) if _is_due(f"{name}[{call.id}]", here, quick, part)]
+    if len(kept) < len(calls):
+        kept = kept or calls[:1]
+        metafunc.config.stash[_COUNTS][name.partition("::")[0]] += len(calls) - len(kept)
+        calls[:] = kept
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests of other parts, and put files with slow ones first, for workers to end at the same time."""
@@ -97,19 +121,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     heavy: Counter[Path] = Counter()
     kept, left_out = list[pytest.Item](), list[pytest.Item]()
-    slow = {item for item in items if item.get_closest_marker("slow")}
-    cases = Counter(_function_of(item) for item in items if item not in slow)
+    quick = config.stash[_QUICK]
     for item in items:
-        is_here = part_of_case(item.nodeid) == part % QUICK_PARTS or cases[_function_of(item)] <= MANY
-        if item in slow:
-            is_here = part_of_test(item.nodeid) == part
-            heavy[item.path] += is_here
+        is_slow = item.get_closest_marker("slow") is not None
+        is_here = _is_due(item.nodeid, is_slow, quick.get(_function_of(item), 1), part)
+        heavy[item.path] += is_slow and is_here
         (kept if is_here else left_out).append(item)
     items[:] = sorted(kept, key=lambda item: -heavy[item.path])
     config.hook.pytest_deselected(items=left_out)
     config.stash[_COUNTS].update(item.nodeid.partition("::")[0] for item in left_out)
     if hasattr(config, "workeroutput"):
         config.workeroutput[_LEFT_OUT] = dict(config.stash[_COUNTS])
+
+
+def _is_due(name: str, is_slow: bool, quick: int, part: int) -> bool:
+    """Whether a test, or one of so many quick cases, runs in a part."""
+    if is_slow:
+        return part_of_test(name) == part
+    return quick <= MANY or part_of_case(name) == part % QUICK_PARTS
 
 
 def _function_of(item: pytest.Item) -> str:

@@ -1,7 +1,7 @@
 """What documents name is there: files, members, commands, options, targets, variables, extras, links, measurements.
 
 What a page writes as code is looked up in the repository, each kind by its own rule. Whether names are public is
-tests/test_public_names.py's question; README.md and docs/tutorial.md are also run (test_readme.py, test_tutorial.py).
+tests/test_public_names.py's question; README.md and docs/tutorial.md are also run (test_readme.py, test_newcomer.py).
 """
 
 from __future__ import annotations

@@ -79,20 +79,15 @@ def pythons() -> list[str]:
     if named:
         return [named]
     found = [f"python3.{minor}" for minor in range(11, 15) if minor != sys.version_info.minor]
-    return [sys.executable, *(one for one in found if runs(one))]
-
-
-def runs(python: str) -> bool:
-    """Whether there is such a Python, and not only its name."""
-    if shutil.which(python) is None:
-        return False
-    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
+    return [sys.executable, *(one for one in found if shutil.which(one))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("used", pythons())
 def test_the_wheel_runs_a_net_in_a_fresh_environment(distributions: Path, tmp_path: Path, used: str) -> None:
     [wheel] = distributions.glob("*.whl")
+    if subprocess.run([used, "-c", ""], capture_output=True, check=False).returncode:
+        pytest.skip(f"{used} is but a name here")
     subprocess.run([used, "-m", "venv", "--without-pip", tmp_path / "env"], check=True, capture_output=True)
     python = tmp_path / "env" / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", wheel]

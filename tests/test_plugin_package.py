@@ -11,13 +11,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import httpx
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-
-from tests.held import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 DAGEXEC = [sys.executable, "-c", "from dagexec.cli import main; main()"]
@@ -79,21 +76,6 @@ def test_the_commands_use_what_the_package_adds(folder: Path) -> None:
     off = dagexec(folder, "run", "model.onnx", "--input", "in.npz", DAGEXEC_PLUGINS="off")
     assert off.returncode == 2
     assert "Saturate" in off.stderr
-
-
-@pytest.mark.slow
-def test_a_server_serves_its_operator(folder: Path) -> None:
-    command = [*DAGEXEC, "serve", "m=model.onnx", "--port", "0"]
-    request = {"inputs": [{"name": "x", "shape": [2, 6], "datatype": "FP32", "data": X.ravel().tolist()}]}
-    with subprocess.Popen(command, cwd=folder, env=environment(folder), stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            found = (re.search(r"serving m \(1\) at (\S+)", line) for line in process.stderr)
-            url = next(line for line in found if line)[1]
-            answer = httpx.post(f"{url}/v2/models/m/infer", json=request, timeout=PATIENCE).json()
-        finally:
-            process.kill()
-    np.testing.assert_allclose(np.reshape(answer["outputs"][0]["data"], (2, 6)), EXPECTED, rtol=1e-5)
 
 
 @pytest.mark.slow

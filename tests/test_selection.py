@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.assertion import rewrite
 
-from tests import selection
+from tests import rewriting, selection
 
 pytest_plugins = ["pytester"]
 
@@ -91,3 +92,14 @@ def test_of_quick_tests_with_many_cases_every_case_runs_in_one_part_of_a_few(pyt
     assert all({f"test_few[{n}]" for n in range(selection.MANY)} <= run for run in runs)
     many = sorted(name for run in runs for name in run if "many" in name)
     assert many == sorted(f"test_many[{n}]" for n in range(selection.MANY + 1))
+
+
+def test_asserts_are_rewritten_where_pytest_looks_for_them(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    file = tmp_path / "test_a.py"
+    file.write_text("def test_a():\n    assert 1 == 2\n")
+    rewriting.rewrite_asserts([file], pytestconfig)
+    [written] = tmp_path.rglob(f"*{rewrite.PYC_TAIL}")
+    assert written == rewrite.get_cache_dir(file) / written.name
+    code = rewrite._read_pyc(file, written)
+    assert code is not None
+    assert "@pytest_ar" in code.co_names

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-import scipy.stats
 
 from dagexec.analysis import statistics
 from dagexec.analysis.rounds import Limits, measure
@@ -76,17 +75,19 @@ def test_less_than_what_another_place_in_memory_makes_is_no_difference() -> None
 
 
 def test_intervals_of_independent_rounds_are_those_of_scipy() -> None:
+    from scipy import stats  # takes a second, and all processes of `make test` collect this file
+
     differences = np.random.default_rng(3).standard_normal(80) / 10
     times = np.exp(np.column_stack([np.zeros(80), differences]))
     (verdict,) = judged(times)
-    found = scipy.stats.bootstrap(
+    found = stats.bootstrap(
         (differences,),
-        lambda values, axis: scipy.stats.trim_mean(values, 0.2, axis=axis),
+        lambda values, axis: stats.trim_mean(values, 0.2, axis=axis),
         n_resamples=4000,
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    assert verdict.ratio == pytest.approx(np.exp(scipy.stats.trim_mean(differences, 0.2)))
+    assert verdict.ratio == pytest.approx(np.exp(stats.trim_mean(differences, 0.2)))
     width = np.log(verdict.high / verdict.low)
     assert found.high - found.low <= width <= 1.15 * (found.high - found.low)
 

@@ -64,10 +64,10 @@ def test_networks_of_the_zoo(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(32))
 def test_what_the_suite_of_onnx_loads_as_comes_out_the_same(part: int) -> None:
     """A case is loaded, exported and run by onnxruntime; it must give what the suite expects of the case."""
-    cases = [case for case in all_cases() if case.is_ordinary()][part::8]
+    cases = [case for case in all_cases() if case.is_ordinary()][part::32]
     outcomes = [came_to(case) for case in cases]
     assert [outcome for outcome in outcomes if outcome not in ("same", "not loaded", "refused", "no kernel")] == []
     assert outcomes.count("same") > 0.3 * len(cases)
