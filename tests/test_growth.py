@@ -26,12 +26,12 @@ from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo
 from dagexec.core.proto import NetDef, OperatorDef
 from dagexec.executor.source.loading import load_model
-from dagexec.platform import cgroups, host_memory
+from dagexec.platform import cgroups, host_memory, system
 
 OWN = os.path.dirname(dagexec.__file__)
 
 COUNTS = (40, 80, 120)
-READERS = {cgroups.__file__, host_memory.__file__}
+READERS = {cgroups.__file__, host_memory.__file__, system.__file__}
 """Files that read what the system says, again and again as time goes by."""
 
 LIMIT, SPARE = 1.4, 40

@@ -31,11 +31,11 @@ from dagexec.errors import ResourceError
 from dagexec.platform.cgroups import control_groups, memory_left, memory_limit
 from dagexec.platform.library_pages import give_back_library_pages
 from dagexec.platform.records import dataclass
+from dagexec.platform.system import memory_fields
 from dagexec.platform.threads import threads
 
 Array = npt.NDArray[Any]
 
-_MEMORY_INFO = "/proc/meminfo"
 _OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
 _UNDEFINED = 0xA5
 """A byte of memory that nobody has written to yet, where that matters: four are about -3e-16 as a float32."""
@@ -68,7 +68,9 @@ class Limit:
 
 def physical_bytes() -> int:
     """Bytes of memory that the machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return memory_fields().get("MemTotal", sys.maxsize)
 
 
 def limits() -> Iterator[Limit]:
@@ -84,16 +86,7 @@ def limits() -> Iterator[Limit]:
 
 
 def _available(physical: int) -> int:
-    return _memory_info().get("MemAvailable", physical)
-
-
-def _memory_info() -> dict[str, int]:
-    """Bytes by name, as Linux has them; nothing where it does not tell."""
-    try:
-        with open(_MEMORY_INFO, encoding="ascii") as file:
-            return {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in file)}
-    except (OSError, ValueError, IndexError):
-        return {}
+    return memory_fields().get("MemAvailable", physical)
 
 
 @functools.cache
@@ -121,7 +114,7 @@ def _limited() -> Iterator[Limit]:
             left = max(0, limit - (_used(field) or 0))
             yield Limit(left, f"{owner} (limit {limit:,})", committed=False)
     if _counts_promises():
-        found = _memory_info()
+        found = memory_fields()
         if "CommitLimit" in found:
             left = max(0, found["CommitLimit"] - found.get("Committed_AS", 0))
             yield Limit(left, "what this machine promises", committed=False)

@@ -16,7 +16,7 @@ import pytest
 import dagexec
 from dagexec.errors import ResourceError
 from dagexec.ops.engines.onednn.binding import library
-from dagexec.platform import host_memory, machine_code
+from dagexec.platform import host_memory, machine_code, system
 from dagexec.platform.host_memory import check_room
 
 MIB = 1 << 20
@@ -102,7 +102,7 @@ def test_a_system_that_promises_no_more_than_it_has_is_asked_what_it_has_promise
     (tmp_path / "meminfo").write_text(
         "MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\nCommitLimit: 5020000 kB\nCommitted_AS: 5000000 kB\nHuge: 0\n"
     )
-    monkeypatch.setattr(host_memory, "_MEMORY_INFO", str(tmp_path / "meminfo"))
+    monkeypatch.setattr(system, "_MEMORY", tmp_path / "meminfo")
     check_room("x")  # this machine's own settings
     monkeypatch.setattr(host_memory, "_OVERCOMMIT", str(tmp_path / "overcommit"))
     host_memory._counts_promises.cache_clear()
