@@ -20,6 +20,7 @@ leaves open is open in one of them.
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Iterable, Sequence
 
 from dagexec.core.device import CPU, Device
@@ -50,7 +51,7 @@ class HappensBefore:
         self.plan = plan
         self.synchronization = synchronization
         self.parents = _parents(plan.children)
-        self.order = _topological(plan.children, self.parents)
+        self.order = _topological(self.parents)
         self._chain_of = plan.chain_of
         self._place = [0] * len(plan.graph)
         for chain in plan.chains:
@@ -160,16 +161,10 @@ def _parents(children: Sequence[Sequence[int]]) -> list[list[int]]:
     return parents
 
 
-def _topological(children: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[int]:
-    """The chains, parents first (Kahn 1962)."""
-    open_parents = [len(row) for row in parents]
-    order = [chain for chain, count in enumerate(open_parents) if count == 0]
-    for chain in order:
-        for child in children[chain]:
-            open_parents[child] -= 1
-            if open_parents[child] == 0:
-                order.append(child)
-    if len(order) < len(children):
-        rest = [f"chain {chain}" for chain, count in enumerate(open_parents) if count]
-        raise CycleError(f"chains depend on each other in a cycle, among them {', '.join(rest[:5])}", rest)
-    return order
+def _topological(parents: Sequence[Sequence[int]]) -> list[int]:
+    """The chains, parents first."""
+    try:
+        return list(graphlib.TopologicalSorter(dict(enumerate(parents))).static_order())
+    except graphlib.CycleError as error:
+        cycle = [f"chain {chain}" for chain in error.args[1]]
+        raise CycleError(f"chains depend on each other in a cycle: {', '.join(cycle[:5])}", cycle) from None

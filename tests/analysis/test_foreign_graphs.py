@@ -287,7 +287,7 @@ def test_what_the_jsonizer_writes_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (framed([b"", node(1, "a", 1, 2, [1]).SerializeToString()]), "cycle, among them 'a' (1)"),
+        (framed([b"", node(1, "a", 1, 2, [1]).SerializeToString()]), "cycle: 'a' (1)"),
         (framed([b"", node(1, "a", 1, 2, [5]).SerializeToString()]), "depends on node 5, which is missing"),
         (framed([b"", *[node(1, "a", 1, 2).SerializeToString()] * 2]), "'a': id: another node has 1, too"),
         (framed([b"", b"\xff\xff"]), "node 0 at byte 2"),

@@ -15,19 +15,24 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/profiler/standalone/exec
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from dagexec.analysis.foreign_graphs.own import MAX_OPERATORS
 from dagexec.errors import ModelFormatError
+from dagexec.platform.lazy import LazyModule
 from dagexec.scheduler.hazards.foreign import ByteRange, ForeignGraph, ForeignOperator
+
+if not TYPE_CHECKING:
+    nx = LazyModule("networkx")
+else:
+    import networkx as nx
 
 _MAX_BYTES = 1 << 30
 _TENSOR = re.compile(r"""[\[(](\d{1,20}), ?(\d{1,20}), ?(\d{1,18}), ?(\d{1,18}), ?(\d{1,18}), ?["']([^"']*)["'][\])]""")
@@ -219,31 +224,22 @@ def _graph(name: str, nodes: Iterable[_Node]) -> ForeignGraph:
 
 
 def _topological(rows: list[_Node]) -> list[int]:
-    """The places of the nodes, each after its dependencies; otherwise in the order of the trace (Kahn 1962)."""
+    """The places of the nodes, each after its dependencies; otherwise in the order of the trace."""
     places = {row.number: place for place, row in enumerate(rows)}
-    waiting = [0] * len(rows)
-    children: list[list[int]] = [[] for _ in rows]
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(len(rows)))
     for place, row in enumerate(rows):
-        for one in set(row.after):
+        for one in row.after:
             if one not in places:
                 raise ModelFormatError(
                     f"node {row.name!r:.100} ({row.number}): depends on node {one}, which is missing"
                 )
-            children[places[one]].append(place)
-            waiting[place] += 1
-    ready = [place for place, count in enumerate(waiting) if not count]
-    order = []
-    while ready:
-        place = heapq.heappop(ready)
-        order.append(place)
-        for child in children[place]:
-            waiting[child] -= 1
-            if not waiting[child]:
-                heapq.heappush(ready, child)
-    if len(order) < len(rows):
-        rest = [f"{rows[place].name!r:.50} ({rows[place].number})" for place, count in enumerate(waiting) if count]
-        raise ModelFormatError(f"nodes depend on each other in a cycle, among them {', '.join(rest[:_CYCLE])}")
-    return order
+            graph.add_edge(places[one], place)
+    try:
+        return list(nx.lexicographical_topological_sort(graph))
+    except nx.NetworkXUnfeasible:
+        cycle = [f"{rows[place].name!r:.50} ({rows[place].number})" for place, _ in nx.find_cycle(graph)]
+        raise ModelFormatError(f"nodes depend on each other in a cycle: {', '.join(cycle[:_CYCLE])}") from None
 
 
 def _tensors(text: str, on_host: bool, memories: dict[str, ByteRange]) -> tuple[str, ...]:

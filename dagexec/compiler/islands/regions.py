@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -26,7 +26,13 @@ from dagexec.core.schema import TensorType
 from dagexec.errors import UnsupportedOperatorError
 from dagexec.export import operators_without_counterpart, to_onnx
 from dagexec.foreign import IslandRuntime, seal_of
+from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
+
+if not TYPE_CHECKING:
+    nx = LazyModule("networkx")
+else:
+    import networkx as nx
 
 Array = npt.NDArray[Any]
 
@@ -138,23 +144,13 @@ def _levels(graph: Graph, able: Sequence[bool]) -> list[int]:
 
 
 def _components(graph: Graph, levels: Sequence[int], able: Sequence[bool]) -> list[tuple[int, ...]]:
-    """Operators of one level that are able and connected to each other, by an edge or by a blob that both read."""
-    leader = list(range(len(graph)))
-
-    def find(index: int) -> int:
-        while leader[index] != index:
-            leader[index] = index = leader[leader[index]]
-        return index
-
-    for index in range(len(graph)):
-        for parent in graph.parents[index] if able[index] else ():
-            if able[parent] and levels[parent] == levels[index]:
-                leader[find(index)] = find(parent)
-    rows: dict[int, list[int]] = {}
-    for index in range(len(graph)):
-        if able[index]:
-            rows.setdefault(find(index), []).append(index)
-    return [tuple(row) for row in rows.values()]
+    """Operators of one level that are able and connected to each other."""
+    alike: nx.Graph[int] = nx.Graph()
+    for index in (index for index in range(len(graph)) if able[index]):
+        alike.add_node(index)
+        parents = (parent for parent in graph.parents[index] if able[parent] and levels[parent] == levels[index])
+        alike.add_edges_from((parent, index) for parent in parents)
+    return [tuple(sorted(component)) for component in nx.connected_components(alike)]
 
 
 def with_islands(
