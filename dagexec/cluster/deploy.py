@@ -65,6 +65,7 @@ def deploy(
         model: what `dagexec.compile` accepts. It is loaded here, and compiled by each replica for its processor; a
             plan is opened by those that find it in the same place.
         options: how it is compiled. `max_queued` with `when_full="reject"` limits the requests that wait here.
+            `run_times` adds up what they wait here, and what replicas take for each, as a run of one row.
         replicas: how many processes serve it.
         cores_per_replica: cores that each may keep busy, and Ray sets aside for it.
         max_outstanding: requests that a replica has at most, the others wait here; by default two, and two for each
@@ -142,7 +143,7 @@ def _deployed(
     plan: PlanFile | None,
 ) -> Deployment:
     """A deployment without replicas."""
-    sent = replace(options, progress=None, max_queued=None)
+    sent = replace(options, progress=None, max_queued=None, run_times=None)
     try:
         references: list[ray.ObjectRef[Any]] = [
             ray.put(ray_replica.Parcel(model, sent, cores, plan)),
@@ -157,6 +158,7 @@ def _deployed(
         retries=all_only_compute(model.program.op),
         autoscaling=autoscaling,
         answer_seconds=answer_seconds,
+        run_times=options.run_times,
     )
     new_link = partial(ray_replica.RayReplica, cores=cores, references=references)
     return Deployment(model, types, Dispatcher(model.name, state, new_link), partial(_release, references))

@@ -35,6 +35,7 @@ from dagexec.executor.dispatch.statistics import OUTCOMES, TIMES_KEPT
 from dagexec.executor.requests.queue import RequestQueue
 from dagexec.executor.requests.request import Request, abandoned, outcome_name, timed_out
 from dagexec.platform.records import dataclass
+from dagexec.scheduler.observe.run_times import RunTimes
 
 MAX_STARTS = 3
 """How often in a row the process of a replica may end before it is ready; then the replica is given up."""
@@ -147,12 +148,17 @@ class DeploymentState:
         retries: bool = True,
         autoscaling: Autoscaling | None = None,
         answer_seconds: float = math.inf,
+        run_times: RunTimes | None = None,
     ) -> None:
-        """`name` is the model's, for messages; with `retries`, a request may run twice."""
+        """`name` is the model's, for messages; with `retries`, a request may run twice.
+
+        `run_times` adds up what requests waited, and what replicas took for them, the ways there and back included.
+        """
         self._name = name
         self._patience = answer_seconds / 2
         self._max_queued = max_queued
         self._retries = retries
+        self._run_times = run_times
         self._router: LeastOutstanding[int] = LeastOutstanding(max_outstanding=max_outstanding)
         self._scaler = None if autoscaling is None else Autoscaler(autoscaling)
         self._numbers = 0
@@ -506,7 +512,10 @@ class DeploymentState:
         request.feeds = {}
         self.outcomes[outcome_name(error)] += 1
         if error is None:
-            self.times.append((request.begun - request.created, now - request.begun))
+            waited, ran = request.begun - request.created, now - request.begun
+            self.times.append((waited, ran))
+            if self._run_times is not None:
+                self._run_times.record(1, [(1, waited)], 0.0, ran, 0.0)
         request.notify()
         self._tell_empty()
 

@@ -20,7 +20,7 @@ def statistics_of(loaded: LoadedVersion) -> dict[str, Any]:
     """Counts and times of its requests since it was loaded.
 
     `success` and `fail` are of requests, from their arrival. All else is of runs: one request may be several, of a
-    text's tokens, and several may be joined in one. Only an executor in this process tells of those.
+    text's tokens, and several may be joined in one. A deployment's requests count as a run each.
     """
     times = loaded.config.options.run_times
     totals = RunTotals() if times is None else times.totals

@@ -347,7 +347,7 @@ class Repository:
         version, source = _newest(config)
         if self.config.telemetry:
             config = replace(config, options=replace(config.options, telemetry=True))
-        if config.cluster is None and config.options.run_times is None:
+        if config.options.run_times is None:
             config = replace(config, options=replace(config.options, run_times=RunTimes()))
         runner = await self._load_runner(config, source)
         try:

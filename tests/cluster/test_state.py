@@ -17,6 +17,7 @@ from dagexec.errors import ClosedError, DagexecError, QueueFullError, ReplicaErr
 from dagexec.executor.requests.call import Call
 from dagexec.executor.requests.request import Request
 from dagexec.executor.requests.waiting import EventLoop
+from dagexec.scheduler.observe.run_times import Phases, RunTimes
 
 
 def state_with(replicas: int, *, max_outstanding: int = 1, **options: object) -> tuple[DeploymentState, list[Member]]:
@@ -63,6 +64,18 @@ def test_requests_go_to_the_replica_with_the_fewest_outstanding() -> None:
     assert [one.member.number for one in sends(state)] == [1, 1]
     assert [one.over for one in requests].count(True) == 2
     assert not any(one.over for one in more)
+
+
+def test_what_requests_wait_and_what_replicas_take_is_added_up() -> None:
+    times = RunTimes()
+    state, _ = state_with(1, run_times=times)
+    for _ in range(3):
+        submitted(state)
+    for now, error in ((2.0, None), (5.0, None), (9.0, DagexecError("fails"))):
+        [attempt] = sends(state)
+        state.answered(attempt, {}, error, now)
+    assert times.totals.requests == times.totals.runs[1] == Phases(count=2, ran=2.0 + 3.0)
+    assert (times.totals.waited, times.totals.rows) == (2.0, 2)
 
 
 def test_what_finds_no_room_waits_and_the_most_urgent_goes_first() -> None:
