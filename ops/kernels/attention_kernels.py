@@ -207,16 +207,16 @@ def _multiply(code: Assembler, sums: list[list[int]], steps: int) -> None:
     """Adds to the sums the products of so many columns of X and rows of W."""
     vectors, free = len(sums[0]), sum(map(len, sums))
     weights = range(free, free + vectors)
-    number = free + vectors if free + vectors < REGISTERS[code.lanes] else REPEATED[0]
+    column = free + vectors if free + vectors < REGISTERS[code.lanes] else REPEATED[0]
     for step in range(steps):
         for number, vector in enumerate(weights):
             code.load_at(vector, RAX, number * 4 * code.lanes)
         for row, targets in enumerate(sums):
             base = (R10, R11)[row // _ROWS_OF_BASE]
             index, scale = ((None, 1), (R8, 1), (R8, 2), (R9, 1), (R8, 4))[row % _ROWS_OF_BASE]
-            code.broadcast(number, base, index, scale, 4 * step)
+            code.broadcast(column, base, index, scale, 4 * step)
             for target, weight in zip(targets, weights, strict=True):
-                code.compute(FMA, target, weight, number)
+                code.compute(FMA, target, weight, column)
         code.add(RAX, R12)
 
 
