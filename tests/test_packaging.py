@@ -1,5 +1,6 @@
 """The wheel, the source distribution and the import rules, as a user gets them, and what a release makes of them."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -103,6 +104,19 @@ def test_the_wheel_runs_a_net_in_a_fresh_environment(distributions: Path, tmp_pa
         [tmp_path / "env" / "bin" / "dagexec", "operators"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert "Conv " in script.stdout
+
+
+@pytest.mark.slow
+def test_pipx_runs_a_comparison_without_an_installation(distributions: Path, tmp_path: Path) -> None:
+    [wheel] = distributions.glob("*.whl")
+    places = {"PIPX_HOME": str(tmp_path / "home"), "PIPX_BIN_DIR": str(tmp_path / "bin"), "USE_EMOJI": "0"}
+    words = ["compare", "zoo:squeezenet", "--net-type", "dag", "--num-workers", "2", "--repeat", "3", "--json"]
+    chosen = ["--spec", wheel, "--python", sys.executable, "--pip-args=--no-compile"]
+    command = [sys.executable, "-m", "pipx", "run", *chosen, "dagexec", *words]
+    result = subprocess.run(command, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    compared = json.loads(result.stdout)
+    assert [(row["net_type"], row["workers"]) for row in compared["rows"]] == [("simple", 1), ("dag", 2)]
 
 
 @pytest.mark.slow
