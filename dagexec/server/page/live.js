@@ -61,7 +61,7 @@ class Model {
       const points = this.samples.slice(1).map((one, place) => [one.at, value(one, this.samples[place])]);
       const now = this.samples.at(-1)?.at ?? 0, most = Math.max(2, ...points.map(([, one]) => one));
       const x = (at) => 44 + (width - 46) * (1 - (now - at) / KEPT_SECONDS), y = (one) => 46 - 40 * one / most;
-      axisBeside(drawing, [0, most], y, { left: 44, right: width - 2, unit: "", most: 2 });
+      axisBeside(drawing, [0, most], y, { left: 44, right: width - 2, unit: "", most: 3 });
       if (!points.length) return;
       const line = points.map(([at, one]) => `${x(at).toFixed(1)} ${y(one).toFixed(1)}`).join("L");
       drawing.append(svg("path", { class: "below", d: `M${x(points[0][0])} 46L${line}L${x(now)} 46Z` }), svg("path", { class: "curve", d: `M${line}` }));
