@@ -49,7 +49,7 @@ class Row:
     """One instruction set.
 
     Attributes:
-        isa: as ONEDNN_MAX_CPU_ISA takes it; "off": no oneDNN.
+        isa: as ONEDNN_MAX_CPU_ISA takes it; "own": our own kernels without oneDNN; "off": NumPy alone.
         core: for OPENBLAS_CORETYPE; "": what OpenBLAS finds.
     """
 
@@ -58,9 +58,14 @@ class Row:
 
     def environment(self) -> dict[str, str]:
         """The variables of the row's process."""
-        limits = {"DAGEXEC_ONEDNN": "off"} if self.isa == "off" else {"ONEDNN_MAX_CPU_ISA": self.isa}
+        limits = WITHOUT.get(self.isa) or {"ONEDNN_MAX_CPU_ISA": self.isa}
         return {**os.environ, **limits, "OPENBLAS_CORETYPE": self.core, "DAGEXEC_MATRIX_ROW": self.isa}
 
+
+WITHOUT = {
+    "own": {"DAGEXEC_ONEDNN": "off"},
+    "off": {"DAGEXEC_ONEDNN": "off", "DAGEXEC_OWN_KERNELS": "off"},
+}
 
 ROWS = (
     Row("SSE41", "Nehalem"),
@@ -68,18 +73,19 @@ ROWS = (
     Row("AVX512_CORE", "SkylakeX"),
     Row("AVX512_CORE_BF16", "SkylakeX"),
     Row("AVX512_CORE_AMX", "SkylakeX"),
+    Row("own", ""),
     Row("off", ""),
 )
 
 _EFFECTIVE = """
-from dagexec.ops.engines.onednn.binding import library
-found = library()
-print(found.isa.name if found else "off")
+from dagexec.ops.engines.onednn.binding import engine_library
+found = engine_library()
+print("off" if found is None else found.isa.name if found.has_primitives else "own")
 """
 
 
 def is_offered(row: Row) -> bool:
-    """True when oneDNN generates code for exactly this instruction set when it is told to."""
+    """True when code is generated for exactly this instruction set, or by nobody but us, when that is asked for."""
     done = subprocess.run(
         [sys.executable, "-c", _EFFECTIVE], env=row.environment(), cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.platform.processor import available_cores, processor_name
 
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE")
@@ -22,13 +22,14 @@ PACKAGES = ("dagexec", "numpy", "onnx", "onnxruntime", "openvino", "torch")
 
 def environment() -> dict[str, str | int | float]:
     """One flat record to put beside the numbers."""
+    found = engine_library()
     record: dict[str, str | int | float] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(sys.argv),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
         "python": platform.python_version(),
         "processor": processor_name(),
-        "instruction set": "without oneDNN",
+        "instruction set": "NumPy's" if found is None else found.isa.name,
         "cores": available_cores(),
     }
     record |= {name: value for name in LIMITS if (value := os.environ.get(name))}
@@ -37,9 +38,8 @@ def environment() -> dict[str, str | int | float]:
             record[package] = version(package)
         except PackageNotFoundError:
             continue
-    if (onednn := library()) is not None:
-        record["onednn"] = ".".join(map(str, onednn.version))
-        record["instruction set"] = onednn.isa.name
+    if found is not None and found.has_primitives:
+        record["onednn"] = ".".join(map(str, found.version))
     return record
 
 

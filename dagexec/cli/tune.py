@@ -29,7 +29,7 @@ from dagexec.compiler.compilation import compile_model
 from dagexec.core.choices import cache_file
 from dagexec.executor.compile import compile
 from dagexec.executor.executor import Executor
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.options import CompileOptions
 
 _ROUNDS = 15
@@ -67,7 +67,7 @@ def tune_command(
             took = time.perf_counter() - start
             with compile(loaded, options) as after:
                 times = _interleaved([before, after], feeds)
-    found = library()
+    found = engine_library()
     lines = choices_in_words(tuned)
     kept = choices or cache_file()
     if as_json:

@@ -40,7 +40,7 @@ from dagexec.core.model import Model
 from dagexec.core.purity import is_known
 from dagexec.errors import DeadlineExceededError, ResourceError, RunTimeoutError, SettingError
 from dagexec.ops.base.layout import LAYOUTS, NCHW
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.options import CompileOptions
 from dagexec.platform import processor
 from dagexec.platform.deadline import Deadline, check_stop
@@ -346,7 +346,7 @@ class _Compilation:
 
     def key(self, what: str, model: Model, asked: object = None) -> str:
         """What a choice depends on: the net with its constants' shapes, the sizes, the machine, and what was asked."""
-        found = library()
+        found = engine_library()
         shapes = sorted((name, array.shape, str(array.dtype)) for name, array in model.parameters.items())
         sizes = sorted((name, array.shape, str(array.dtype)) for name, array in (self._inputs or {}).items())
         digest = hashlib.sha256(fingerprint(model.program))

@@ -18,7 +18,7 @@ from dagexec.executor.source.loading import ModelSource, is_plan
 from dagexec.executor.source.options import as_asked, kept_options, with_workers
 from dagexec.executor.source.origin import Origin, loaded
 from dagexec.executor.source.types import GivenTypes
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.options import CompileOptions, with_keywords_of
 from dagexec.platform.deadline import check_stop
 from dagexec.platform.host_memory import give_back_free_memory
@@ -117,7 +117,7 @@ def _compiled(model: ModelSource, options: CompileOptions) -> Executor:
         options = replace(options, replicas=1)
     options = with_workers(options)
     if options.optimize:
-        library()  # first, as loading it takes a lot of memory for a moment
+        engine_library()  # first, as loading it takes a lot of memory for a moment
     source = loaded(model, options).as_records()
     check_stop()
     _require(options)

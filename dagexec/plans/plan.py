@@ -18,7 +18,7 @@ from dagexec.binding.kept import Kept
 from dagexec.core.device import CPU
 from dagexec.core.model import Model
 from dagexec.errors import DagexecError, PlanError
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.options import CompileOptions
 from dagexec.plans.container import Container, DamagedError, Sections, count, flag, record, text
 from dagexec.plans.kept_options import net_type_of, options_of, options_record
@@ -67,7 +67,7 @@ class Plan:
 
 def made_with() -> dict[str, str]:
     """What decides, beside model and options, what compiling gives: versions, and what the processor has."""
-    found = library()
+    found = engine_library()
     return {
         "dagexec": VERSION,
         "NumPy": np.__version__,

@@ -33,6 +33,7 @@ _DEFAULT_CACHE = 32 << 20
 _DEFAULT_CORE_CACHE = 1 << 20
 _DEFAULT_WAYS = 8
 _UNITS = {"K": 10, "M": 20, "G": 30}
+_PROCESSOR = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -68,12 +69,65 @@ _SETS = (  # bits of dnnl_cpu_isa_t (oneDNN's dnnl_types.h), the newest first; a
 )
 
 
+_AVX2, _AVX512 = ("avx2", "fma"), ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+_NEEDED = {  # by their bits of dnnl_cpu_isa_t, the features of instructions that came with a set
+    0x01: {"sse4_1"},
+    0x02: {"avx"},
+    0x04: {*_AVX2},
+    0x20: {*_AVX512},
+}
+_AS_LINUX = {
+    "sse41": ("sse4_1",),
+    "fma3": ("fma",),
+    "avx512_skx": _AVX512,
+    "x86_v3": ("sse4_1", "avx", *_AVX2),
+    "x86_v4": ("sse4_1", "avx", *_AVX2, *_AVX512),
+}
+"""NumPy's names of features in Linux's words, where they differ."""
+
+PLAIN, NEON = InstructionSet("plain", 1), InstructionSet("NEON", 8)
+
+
 def instruction_set(bits: int) -> InstructionSet:
     """The instruction set of a number of `dnnl_cpu_isa_t`: the newest known set that it includes."""
     for needed, name, width in _SETS:
         if bits & needed == needed:
             return InstructionSet(name, width // _FLOAT32_BITS, bool(bits & _BF16), bool(bits & _VNNI))
-    return InstructionSet("plain", 1)
+    return PLAIN
+
+
+@cache
+def own_instruction_set() -> InstructionSet:
+    """What kernels of our own may use on this processor, found without a library of kernels.
+
+    It is no more than `ONEDNN_MAX_CPU_ISA` allows, and no newer than AVX512_CORE: they use nothing that came later. On
+    64-bit Arm a vector is two of NEON's registers.
+    """
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return NEON
+    features = _features()
+    bits = sum(bit for bit, needed in _NEEDED.items() if needed <= features)
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    return instruction_set(bits & next((needed for needed, name, _ in _SETS if name == allowed), bits))
+
+
+def _features() -> frozenset[str]:
+    """What an x86 processor and its system offer, as Linux calls it; elsewhere what NumPy knows of it."""
+    flags = _told("flags")
+    if flags:
+        return frozenset(flags.split())
+    known = getattr(getattr(np, "_core", None), "_multiarray_umath", None)
+    names = {name.lower() for name, there in getattr(known, "__cpu_features__", {}).items() if there}
+    return frozenset(feature for name in names for feature in _AS_LINUX.get(name, (name,)))
+
+
+def _told(what: str) -> str:
+    """What Linux tells of the first core under a name; "" elsewhere."""
+    try:
+        lines = _PROCESSOR.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")
 
 
 @cache
@@ -97,12 +151,7 @@ def blas_core() -> str:
 @cache
 def processor_name() -> str:
     """The name of this machine's processor, such as "AMD EPYC 9B14"; its architecture where no name is known."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return _told("model name") or platform.processor() or platform.machine()
 
 
 @cache

@@ -7,7 +7,7 @@ from dagexec.core.device import CPU, Device
 from dagexec.core.proto import NetDef
 from dagexec.core.registry import registered_engines
 from dagexec.core.workspace import FORM, Workspace, register_form
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.training.channels_last import with_channels_last
 from dagexec.training.split_gradients import split_gradients
 
@@ -46,7 +46,7 @@ def name_engines(net: NetDef, device: Device = CPU) -> None:
     `device` is the host, or what stands for it.
     An engine that is named already stays. What oneDNN refuses when it is prepared, such as float64, NumPy computes.
     """
-    if library() is None:
+    if engine_library() is None:
         return
     for definition in net.op:
         option = definition.device_option if definition.HasField("device_option") else net.device_option

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
+
 from dagexec.ops.kernels.tables import can_run
 from dagexec.platform.records import dataclass
 
@@ -21,5 +24,13 @@ class Machine:
 
     @property
     def can_run(self) -> bool:
-        """True where kernels can be written and run: the processor has AVX2 and FMA, and memory may be executed."""
-        return self.lanes >= AVX2 and can_run()
+        """True where kernels can be written and run: vectors are wide enough, and memory may be executed.
+
+        `DAGEXEC_OWN_KERNELS=off` switches them off.
+        """
+        return self.lanes >= AVX2 and not _is_off() and can_run()
+
+
+@cache
+def _is_off() -> bool:
+    return os.environ.get("DAGEXEC_OWN_KERNELS", "") == "off"

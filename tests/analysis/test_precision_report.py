@@ -102,7 +102,7 @@ def test_without_onednn_numpy_computes_the_same_model(dtype: Any, monkeypatch: p
                 "dagexec.compiler.passes.engine",
                 "dagexec.compiler.compilation",
             ):
-                monkeypatch.setattr(f"{module}.library", lambda: None)
+                monkeypatch.setattr(f"{module}.engine_library", lambda: None)
         with dagexec.compile("zoo:lenet", dtype=dtype, calibration=samples if dtype == "int8" else None) as executor:
             results.append(executor.run(feeds)["softmax"])
     assert np.linalg.norm(results[0] - results[1]) < 0.02 * np.linalg.norm(results[1])

@@ -19,7 +19,7 @@ from dagexec.core.device import Device
 from dagexec.core.node import arguments_of
 from dagexec.core.registry import create_operator, registered_engines
 from dagexec.ops.base.layout import blocked_orders
-from dagexec.ops.engines.onednn.binding import Library, library
+from dagexec.ops.engines.onednn.binding import Library, engine_library
 from dagexec.platform.arithmetic import operator_arithmetic
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.cuda.emulated import cuda_devices, has_compiler, has_gpu
@@ -176,8 +176,8 @@ def on_device(device: Device, definition: OperatorDef, arrays: dict[str, Array])
 
 
 def the_library() -> Library:
-    """oneDNN, where tests of it run."""
-    found = library()
+    """What engine ONEDNN computes with, where tests of it run."""
+    found = engine_library()
     assert found is not None
     return found
 

@@ -20,7 +20,7 @@ from dagexec.core.arguments import ArgumentValue
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.model import InputInfo, Model
 from dagexec.ops.base.layout import BLOCKS, ORDERS
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.scheduler.nets.simple import SimpleNet
 from tests.ops.drawing import drawn
 from tests.ops.onednn.engine import AVX512, has_vectors_of
@@ -30,7 +30,7 @@ from tests.ops.windows import Array, Geometry, convolve, geometries, to_channels
 
 NUMPY_ENGINES = ["", "WINOGRAD", "FFT", "DIRECT"]
 WAYS = [(engine, order) for order in ("NCHW", "NHWC") for engine in NUMPY_ENGINES]
-if library() is not None:
+if engine_library() is not None:
     WAYS += [("ONEDNN", order) for order in ORDERS]
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2.0**-7, "float16": 2.0**-9}
 POST_OPS = ["relu", "clip:-0.5:0.75", "sigmoid", "hardswish", "linear:0.5:0.25", "square", "tanh", "elu:0.5"]

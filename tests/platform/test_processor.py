@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,6 +91,88 @@ def test_numbers_of_the_library_are_instruction_sets(
 ) -> None:
     found = instruction_set(bits)
     assert (found.name, found.lanes, found.bfloat16, found.int8) == (name, lanes, bfloat16, int8)
+
+
+SSE41, AVX = "sse4_1", "sse4_1 avx"
+AVX2 = f"{AVX} avx2 fma"
+AVX512 = f"{AVX2} avx512f avx512bw avx512dq avx512vl"
+
+
+@pytest.fixture
+def own_isa(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], str]:
+    """Name and lanes of what kernels of our own may use, by the flags of the processor and a limit."""
+
+    def found(flags: str, limit: str = "") -> str:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: fpu {flags} rdrand\nprocessor : 1\n")
+        monkeypatch.setattr(processor, "_PROCESSOR", tmp_path / "cpuinfo")
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+        isa = processor.own_instruction_set.__wrapped__()
+        return f"{isa.name} {isa.lanes}"
+
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "isa"),
+    [
+        ("", "", "plain 1"),
+        (SSE41, "", "SSE41 4"),
+        (AVX, "", "AVX 8"),
+        (f"{AVX} avx2", "", "AVX 8"),  # its kernels multiply and add at once
+        (AVX2, "", "AVX2 8"),
+        (f"{AVX2} avx512f", "", "AVX2 8"),
+        (AVX512, "", "AVX512_CORE 16"),
+        (f"{AVX512} avx512_vnni avx512_bf16", "", "AVX512_CORE 16"),
+        (AVX512, "AVX2", "AVX2 8"),
+        (AVX512, "avx2", "AVX2 8"),
+        (AVX512, "AVX512_CORE_AMX", "AVX512_CORE 16"),
+        (AVX512, "ALL", "AVX512_CORE 16"),
+        (AVX2, "AVX512_CORE", "AVX2 8"),
+        (AVX512, "SSE41", "SSE41 4"),
+    ],
+)
+def test_flags_of_the_processor_say_what_kernels_may_use(
+    own_isa: Callable[[str, str], str], flags: str, limit: str, isa: str
+) -> None:
+    assert own_isa(flags, limit) == isa
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64"])
+def test_every_64_bit_arm_processor_has_neon(monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    isa = processor.own_instruction_set.__wrapped__()
+    assert (isa.name, isa.lanes) == ("NEON", 8)
+
+
+@pytest.mark.parametrize(
+    ("features", "isa"),
+    [({"AVX2": True, "FMA3": True, "AVX": True, "SSE41": True}, "AVX2 8"), ({"X86_V3": True}, "AVX2 8"),
+     ({"X86_V3": True, "X86_V4": True}, "AVX512_CORE 16"), ({"X86_V3": False, "SSE41": True}, "SSE41 4")],
+)  # fmt: skip
+def test_where_the_system_tells_no_flags_numpy_does(
+    monkeypatch: pytest.MonkeyPatch, own_isa: Callable[[str, str], str], features: dict[str, bool], isa: str
+) -> None:
+    monkeypatch.setattr(processor.np, "_core", SimpleNamespace(_multiarray_umath=SimpleNamespace(
+        __cpu_features__=features
+    )))  # fmt: skip
+    monkeypatch.setattr(processor, "_told", lambda what: "")
+    assert own_isa("", "") == isa
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library() is None, reason="needs oneDNN")
+@pytest.mark.parametrize("limit", ["SSE41", "AVX2", "AVX512_CORE"])
+def test_kernels_of_our_own_may_use_as_much_as_the_library(limit: str) -> None:
+    program = """
+from dagexec.ops.engines.onednn.binding import library
+from dagexec.platform.processor import own_instruction_set
+print(library().isa.lanes, own_instruction_set().lanes)
+"""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": limit}
+    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    its, ours = told.stdout.split()
+    assert its == ours
 
 
 @pytest.mark.slow

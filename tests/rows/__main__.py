@@ -75,7 +75,7 @@ def _run_here(isa: str, engine: str, more: Sequence[str], through: str = "", lim
     """Run this command for an instruction set and engine. Returns its exit status, or 1 where time ran out."""
     command = [*shlex.split(through), sys.executable, "-m", "tests.rows", *sys.argv[1:]]
     command += ["--here", "--isa", isa, "--engine", engine, *more]
-    without = {"DAGEXEC_ONEDNN": "off"} if engine == "numpy" else {}
+    without = {"DAGEXEC_ONEDNN": "off", "DAGEXEC_OWN_KERNELS": "off"} if engine == "numpy" else {}
     environment = {**os.environ, **ENVIRONMENTS[isa], **without}
     try:
         return subprocess.run(command, env=environment, check=False, timeout=limit).returncode

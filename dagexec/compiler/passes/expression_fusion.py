@@ -28,7 +28,7 @@ from dagexec.core.expressions import (
 from dagexec.core.node import Node, new_node
 from dagexec.core.registry import schema_of
 from dagexec.core.schema import OperatorCall, OpSchema, TensorType
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.ops.families.activation.post_ops import SUM, as_post_ops
 from dagexec.ops.families.elementwise.fused_expression import of_rows
 from dagexec.ops.kernels.expression_kernels import ExpressionFormula, has_kernel
@@ -250,7 +250,7 @@ class _Region:
 
     def _fits(self, expression: Expression) -> bool:
         """True where a kernel can be written for the expression."""
-        positions, found = tuple(range(len(self._inputs))), library()
+        positions, found = tuple(range(len(self._inputs))), engine_library()
         if not 0 < len(positions) <= MOST_INPUTS or tuple(inputs_of(expression)) != positions:
             return False
         if not has_kernel(expression, of_rows=self.of_rows) or len(as_lines(expression)) > MOST_LINES:

@@ -17,7 +17,7 @@ from dagexec.core.inference import costs_of
 from dagexec.core.model import Model
 from dagexec.core.schema import Cost, TensorType
 from dagexec.errors import DagexecError
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of, work_seconds
 from dagexec.platform import processor
 from dagexec.platform.cached import cached_property
@@ -122,7 +122,7 @@ class Estimated:
             costs = [cost for cost in self._costs() if cost is not None]
         except DagexecError:
             return None
-        graph, found = self._graph, library()
+        graph, found = self._graph, engine_library()
         if len(costs) < len(graph) or self._inputs is None:
             return None
         lanes = _NUMPY_LANES if found is None else found.isa.lanes

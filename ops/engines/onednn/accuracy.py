@@ -37,7 +37,7 @@ def require_accurate(library: Library, post_ops: Sequence[PostOp], label: str) -
 
 def is_coarse(library: Library, post_op: PostOp) -> bool:
     """True for a post-op that the library computes too coarsely."""
-    return post_op.kind in SUSPECTS and not _is_accurate(library, post_op.kind)
+    return library.has_primitives and post_op.kind in SUSPECTS and not _is_accurate(library, post_op.kind)
 
 
 @lru_cache

@@ -5,6 +5,8 @@ own `lib` folder, where pip puts it (extra `onednn`), then where the system's lo
 serve; their functions and constants used here are the same in all of them. The numbers are those of the C headers of
 oneDNN 3.1 (`dnnl_types.h`, `dnnl_common_types.h`), Apache-2.0.
 
+Without it the engine has the kernels of `dagexec.ops.kernels` alone: a `Library` of which no primitive can be made.
+
 cffi lets other threads run while a call lasts.
 """
 
@@ -15,8 +17,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
@@ -25,7 +28,7 @@ from dagexec.platform import machine_code
 from dagexec.platform.cached import cached_property
 from dagexec.platform.forking import ProcessLock, without_fork
 from dagexec.platform.library_pages import give_back_library_pages, give_back_when_prepared
-from dagexec.platform.processor import InstructionSet, instruction_set
+from dagexec.platform.processor import InstructionSet, instruction_set, own_instruction_set
 from dagexec.platform.records import dataclass
 
 logger = logging.getLogger("dagexec")
@@ -46,14 +49,14 @@ _BINDING = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
 
 @dataclass(frozen=True)
 class Library:
-    """oneDNN, loaded.
+    """oneDNN, loaded, and the machine that our own kernels run on; or that machine alone.
 
     Attributes:
         path: the file, for messages.
         version: (major, minor, patch).
-        isa: the instruction set that it generates code for.
+        isa: the instruction set that code is generated for.
         ffi: cffi's view of the types.
-        lib: the C functions.
+        lib: the C functions; None without oneDNN.
         engine: the CPU engine, which lives as long as the process.
         openmp: the OpenMP functions of the runtime that it uses; None for other threading.
     """
@@ -66,6 +69,11 @@ class Library:
     engine: Any
     openmp: Any
 
+    @property
+    def has_primitives(self) -> bool:
+        """False without oneDNN."""
+        return self.lib is not None
+
     @cached_property
     def machine(self) -> Machine:
         """What kernels of our own run on beside it: the instruction set that it may use."""
@@ -73,6 +81,8 @@ class Library:
 
     def described(self) -> str:
         """Version and instruction set, for keys of choices and for reports."""
+        if not self.has_primitives:
+            return f"own kernels {self.isa.name}"
         return f"{'.'.join(map(str, self.version))} {self.isa.name}"
 
     def check(self, status: int, what: str) -> None:
@@ -130,14 +140,27 @@ def library() -> Library | None:
                 _found.append(_search())
     found = _found[0]
     if found is not None and not machine_code.is_allowed():
-        logger.info("engine ONEDNN is not available, NumPy computes: %s", _NO_CODE)
+        logger.info("oneDNN is not available, NumPy computes: %s", _NO_CODE)
         _found[0] = found = None
     return found
 
 
+def engine_library() -> Library | None:
+    """What engine ONEDNN computes with: oneDNN, or our own kernels alone; None where neither can, or not any more."""
+    return library() or (own_kernels() if machine_code.is_allowed() else None)
+
+
 def known_library() -> Library | None:
-    """As `library` found it; a system that forbids it from now on is noticed when a primitive is to be made."""
-    return _found[0] if _found else library()
+    """As `engine_library` found it; a system that forbids it from now on is noticed when code is to be made."""
+    return (_found[0] if _found else library()) or own_kernels()
+
+
+@cache
+def own_kernels() -> Library | None:
+    """Our own kernels alone; None where they cannot run."""
+    types = SimpleNamespace(NULL=None)
+    found = Library("", (0, 0, 0), own_instruction_set(), types, None, None, None)
+    return found if found.machine.can_run else None
 
 
 def _search() -> Library | None:
@@ -150,7 +173,8 @@ def _search() -> Library | None:
             continue
         logger.debug("oneDNN %s at %s", ".".join(map(str, found.version)), found.path)
         return found
-    logger.info("engine ONEDNN is not available, NumPy computes: %s", "; ".join(reasons) or "it is switched off")
+    instead = "NumPy computes" if own_kernels() is None else "our own kernels compute"
+    logger.info("oneDNN is not available, %s: %s", instead, "; ".join(reasons) or "it is switched off")
     return None
 
 

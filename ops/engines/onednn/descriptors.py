@@ -7,7 +7,7 @@ operation.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -42,6 +42,9 @@ _BLOCK_OF_TAG = dict.fromkeys(_BLOCKED_8_TAGS.values(), 8) | dict.fromkeys(_BLOC
 _TAGS = {NCHW: _PLAIN_TAGS, NHWC: _CHANNELS_LAST_TAGS, NCHW8C: _BLOCKED_8_TAGS, NCHW16C: _BLOCKED_16_TAGS}
 
 
+_Layout = tuple[tuple[int, ...], str, int | tuple[int, ...]]
+"""Shape, element type, and strides or a tag."""
+
 Cut = Mapping[int, tuple[int, range]]
 """By axis its whole size, and the indices of a part."""
 
@@ -50,7 +53,7 @@ class Described:
     """What stands for an object of the library.
 
     Attributes:
-        handle: it.
+        handle: it; None without oneDNN.
         key: those of one key are equal; None where that is not known.
     """
 
@@ -73,7 +76,7 @@ class Descriptor(Described):
         self._library = library
         self._form: Hashable | None = None
         self.key = key
-        self.handle = library.ffi.gc(handle, library.lib.dnnl_memory_desc_destroy)
+        self.handle = library.ffi.gc(handle, library.lib.dnnl_memory_desc_destroy) if library.has_primitives else None
 
     @classmethod
     def any_layout(cls, library: Library, shape: Sequence[int], meta: TypeMeta) -> Descriptor:
@@ -92,17 +95,7 @@ class Descriptor(Described):
     def strided(cls, library: Library, shape: Sequence[int], meta: TypeMeta, strides: Sequence[int]) -> Descriptor:
         """A tensor with `strides` in elements."""
         key = tuple(shape), meta.name, tuple(strides)
-        known = known_descriptors.get((id(library), key))
-        if known is not None:
-            return known
-        handle = library.ffi.new("h *")
-        status = library.lib.dnnl_memory_desc_create_with_strides(
-            handle, len(shape), library.dims(shape), _dtype(meta), library.dims(strides)
-        )
-        if status:
-            library.check(status, f"a descriptor of shape {tuple(shape)} and strides {tuple(strides)}")
-        found = known_descriptors[id(library), key] = cls(library, handle[0], key)
-        return found
+        return cls._known(library, key, "strides", lambda: library.dims(strides))
 
     @classmethod
     def of(cls, library: Library, array: Array, meta: TypeMeta) -> Descriptor:
@@ -112,17 +105,24 @@ class Descriptor(Described):
 
     @classmethod
     def _tagged(cls, library: Library, shape: Sequence[int], meta: TypeMeta, tag: int) -> Descriptor:
-        key = tuple(shape), meta.name, tag
+        return cls._known(library, (tuple(shape), meta.name, tag), "tag", lambda: tag)
+
+    @classmethod
+    def _known(cls, library: Library, key: _Layout, kind: str, layout: Callable[[], object]) -> Descriptor:
+        """The descriptor of a shape and an element type in a layout: `kind` is how the library is told that."""
         known = known_descriptors.get((id(library), key))
         if known is not None:
             return known
-        handle = library.ffi.new("h *")
-        status = library.lib.dnnl_memory_desc_create_with_tag(
-            handle, len(shape), library.dims(shape), _dtype(meta), tag
-        )
-        if status:
-            library.check(status, f"a descriptor of shape {tuple(shape)}")
-        found = known_descriptors[id(library), key] = cls(library, handle[0], key)
+        shape, meta = key[0], _dtype(from_name(key[1]))
+        handle = None
+        if library.has_primitives:
+            created = library.ffi.new("h *")
+            create = getattr(library.lib, f"dnnl_memory_desc_create_with_{kind}")
+            status = create(created, len(shape), library.dims(shape), meta, layout())
+            if status:
+                library.check(status, f"a descriptor of shape {shape} and {kind} {key[2]}")
+            handle = created[0]
+        found = known_descriptors[id(library), key] = cls(library, handle, key)
         return found
 
     @property
@@ -132,7 +132,7 @@ class Descriptor(Described):
         return () if known is None else known[0]
 
     @property
-    def _layout(self) -> tuple[tuple[int, ...], str, int | tuple[int, ...]] | None:
+    def _layout(self) -> _Layout | None:
         """Shape, element type, and strides or a tag; None where that is not known."""
         key: Any = self.key
         is_plain = isinstance(key, tuple) and len(key) == 3 and isinstance(key[1], str) and key[2] != _ANY
@@ -179,6 +179,8 @@ class Descriptor(Described):
     @property
     def form(self) -> Hashable:
         """The layout as text, the same for equal ones in all processes; a number where only the library knows it."""
+        if self._form is None and not self._library.has_primitives:
+            self._form = str(self.key)
         if self._form is None:
             self._form = _form_of_blocks(self._library, self) or _number_of(self)
         return self._form
@@ -186,14 +188,28 @@ class Descriptor(Described):
     @property
     def nbytes(self) -> int:
         """Bytes a tensor takes, padding counted."""
+        if not self._library.has_primitives:
+            return _nbytes_of(*self._layout) if self._layout else 0
         return int(self._library.lib.dnnl_memory_desc_get_size(self.handle))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Descriptor):
             return NotImplemented
+        if not self._library.has_primitives:
+            return self.key == other.key
         return bool(self._library.lib.dnnl_memory_desc_equal(self.handle, other.handle))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _nbytes_of(shape: tuple[int, ...], name: str, layout: int | tuple[int, ...]) -> int:
+    """Bytes of a tensor of a shape and an element type, with strides or in the order that a tag says."""
+    if isinstance(layout, tuple):
+        elements = max((size * step for size, step in zip(shape, layout, strict=True)), default=1)
+    else:
+        block = _BLOCK_OF_TAG.get(layout, 1)
+        elements = prod(-(-size // block) * block if axis == 1 else size for axis, size in enumerate(shape))
+    return (elements if prod(shape) else 0) * from_name(name).itemsize
 
 
 known_descriptors: weakref.WeakValueDictionary[Hashable, Descriptor] = weakref.WeakValueDictionary()
@@ -304,8 +320,11 @@ class Attributes:
 
     @property
     def handle(self) -> Any:
-        """The attributes for the library. Raises what `Library.check` raises, for a post-op that it does not know."""
-        if self._handle is None:
+        """The attributes for the library; None without it.
+
+        Raises what `Library.check` raises, for a post-op that it does not know.
+        """
+        if self._handle is None and self._library.has_primitives:
             self._handle = self._made()
         return self._handle
 

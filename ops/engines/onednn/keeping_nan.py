@@ -40,7 +40,7 @@ _LATER: Array = np.empty(0, np.uint8)
 
 def is_seen(library: Library) -> bool:
     """True where the work of `library` is done by the threads that call it, whose flags can be looked at."""
-    return library.openmp is not None and can_be_seen()
+    return (library.openmp is not None or not library.has_primitives) and can_be_seen()
 
 
 def keeping_nan(operator: Operator, prepared: Prepared, machine: Machine) -> Prepared:

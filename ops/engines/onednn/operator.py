@@ -114,7 +114,7 @@ class OneDNNOperator(Operator):
     asks = False  # during has_kernel
 
     def __init__(self, definition: Node, workspace: Workspace, *, index: int = -1, net: str = "") -> None:
-        """Raises UnsupportedFeatureError without oneDNN."""
+        """Raises UnsupportedFeatureError where neither oneDNN nor our own kernels can compute."""
         super().__init__(definition, workspace, index=index, net=net)
         library = known_library()
         if library is None:

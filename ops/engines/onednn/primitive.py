@@ -172,9 +172,11 @@ def describe(
 
     `arguments` are those after the descriptor to fill in, the engine included. With a `key`, which says all that they
     do, or arguments that have one (`key_of`), operators that ask the same share one, and its primitive, as long as any
-    of them lives. Raises UnsupportedFeatureError, naming `label`, when the library has none, and what `Library.check`
-    raises.
+    of them lives. Raises UnsupportedFeatureError, naming `label`, when the library has none or is not there, and what
+    `Library.check` raises.
     """
+    if not library.has_primitives:
+        raise UnsupportedFeatureError(f"{label}: {function}: oneDNN is not available")
     if key is None:
         engine, null = library.engine, library.ffi.NULL
         key = key_of([0 if argument is engine or argument is null else argument for argument in arguments])

@@ -45,12 +45,20 @@ def test_operators_on_a_device_are_not_touched() -> None:
     assert engines(ENGINE.apply(given).model) == ["", "DEFAULT", ""]
 
 
-def test_without_the_library_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagexec.compiler.passes.engine.library", lambda: None)
+def test_where_nothing_but_numpy_computes_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagexec.compiler.passes.engine.engine_library", lambda: None)
     given = model()
     rewritten = ENGINE.apply(given)
     assert rewritten.model is given
     assert not rewritten.changes
+
+
+@pytest.mark.skipif(binding.own_kernels() is None, reason="no kernels run here")
+def test_without_onednn_our_own_kernels_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagexec.compiler.passes.engine.engine_library", binding.own_kernels)
+    rewritten = ENGINE.apply(model())
+    assert engines(rewritten.model) == ["ONEDNN", "DEFAULT", ""]
+    assert rewritten.changes == ("1 Conv by our own kernels",)
 
 
 @needs_onednn

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.ops.kernels.builder import Builder, Mask, Scalar, Vector, fitting
 
 Array = npt.NDArray[np.float32]
 
-_found = library()
+_found = engine_library()
 _machine = None if _found is None else _found.machine
 LANES = [lanes for lanes in (8, 16) if _machine is not None and _machine.can_run and lanes <= _machine.lanes]
 """Sizes of vectors that this machine has, within what oneDNN is limited to."""

@@ -7,13 +7,13 @@ import ctypes
 import numpy as np
 import pytest
 
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.ops.kernels.gate_kernels import OUTPUT, RNN, SUMS, GateKernel
 from dagexec.ops.kernels.gate_product import GateProduct, Slot
 from dagexec.ops.kernels.tables import in_pieces
 from tests.ops.running import Array
 
-_found = library()
+_found = engine_library()
 pytestmark = pytest.mark.skipif(_found is None or not _found.machine.can_run, reason="no kernels run here")
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from dagexec.core.arguments import ArgumentValue
 from dagexec.ops.engines.onednn import resampling
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.ops.kernels.weighted_rows import MOST_TERMS, weighted_rows_step
 from tests.ops.pieces import cut_into
 from tests.ops.running import run_operator
 
-_found = library()
+_found = engine_library()
 pytestmark = pytest.mark.skipif(
     _found is None or not _found.machine.can_run,
     reason="it needs oneDNN, AVX2 with FMA, and memory that may be executable",

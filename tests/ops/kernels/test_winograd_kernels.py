@@ -7,12 +7,12 @@ import ctypes
 import numpy as np
 import pytest
 
-from dagexec.ops.engines.onednn.binding import library
+from dagexec.ops.engines.onednn.binding import engine_library
 from dagexec.ops.families.conv.toom_cook import Matrix, minimal_filter
 from dagexec.ops.kernels import winograd_kernels
 from dagexec.ops.kernels.winograd_kernels import ADD_OTHER, CLIP, RELU, Epilogue, line_kernel
 
-_found = library()
+_found = engine_library()
 pytestmark = pytest.mark.skipif(_found is None or not _found.machine.can_run, reason="no kernels run here")
 
 

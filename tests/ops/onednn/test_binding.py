@@ -18,12 +18,13 @@ from dagexec.core.operator_def import op
 from dagexec.core.registry import create_operator
 from dagexec.errors import DagexecError, DeviceError, ResourceError, UnsupportedFeatureError
 from dagexec.ops.engines.onednn import binding
-from dagexec.ops.engines.onednn.binding import Library, library, load
+from dagexec.ops.engines.onednn.binding import Library, library, load, own_kernels
 from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
 from tests.ops.onednn import declarations
 from tests.ops.onednn.test_conv import SQUARE, Layer
 from tests.ops.running import run_operator, workspace_of
 
+needs_kernels = pytest.mark.skipif(own_kernels() is None, reason="no kernels run here")
 has_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
 
 
@@ -43,37 +44,46 @@ def run_layer(engine: str) -> bytes:
 
 
 CHILD = """
-import logging, sys
+import logging, os, sys
+import numpy as np
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 from tests.ops.onednn.test_binding import run_layer
-assert run_layer("ONEDNN") == run_layer("")
+engine, usual = run_layer("ONEDNN"), run_layer("")
+assert os.environ["DAGEXEC_OWN_KERNELS"] != "off" or engine == usual
+np.testing.assert_allclose(np.frombuffer(engine, np.float32), np.frombuffer(usual, np.float32), atol=2e-4)
 """
 
 
-def child(setting: str) -> list[str]:
-    """What a process logs of oneDNN that convolves with engine ONEDNN and without, for the same bytes."""
+def child(setting: str, kernels: str = "") -> list[str]:
+    """What a process logs of oneDNN that convolves with engine ONEDNN and without; the results are the same."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
-        env={**os.environ, "DAGEXEC_ONEDNN": setting, "DAGEXEC_CHOICES": "off"},
+        env={**os.environ, "DAGEXEC_ONEDNN": setting, "DAGEXEC_OWN_KERNELS": kernels, "DAGEXEC_CHOICES": "off"},
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    return [line for line in done.stderr.splitlines() if "ONEDNN is not available" in line]
+    return [line for line in done.stderr.splitlines() if line.startswith("oneDNN is not available")]
 
 
 @pytest.mark.slow
 def test_switched_off_numpy_computes_and_one_line_says_so() -> None:
-    assert child("off") == ["engine ONEDNN is not available, NumPy computes: it is switched off"]
+    assert child("off", "off") == ["oneDNN is not available, NumPy computes: it is switched off"]
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_switched_off_our_own_kernels_compute_and_one_line_says_so() -> None:
+    assert child("off") == ["oneDNN is not available, our own kernels compute: it is switched off"]
 
 
 @pytest.mark.slow
 def test_a_damaged_library_is_named_and_numpy_computes(tmp_path: Path) -> None:
     path = tmp_path / "libdnnl.so.3"
     path.write_bytes(b"\x7fELF" + b"\0" * 100)
-    (line,) = child(str(path))
-    assert f"engine ONEDNN is not available, NumPy computes: {path}: " in line
+    (line,) = child(str(path), "off")
+    assert f"oneDNN is not available, NumPy computes: {path}: " in line
 
 
 def test_a_path_that_is_not_there_is_named(
@@ -84,6 +94,7 @@ def test_a_path_that_is_not_there_is_named(
         assert library() is None
         assert library() is None
         workspace = workspace_of({"x": np.ones(3, np.float32)})
+        monkeypatch.setattr("dagexec.ops.engines.onednn.binding.own_kernels", lambda: None)
         create_operator(op("Relu", "x", "y", engine="ONEDNN"), workspace)
     assert len([line for line in caplog.messages if "nothing.so" in line]) == 1
     assert "Relu 'y': oneDNN is not available; install it with" in caplog.text
