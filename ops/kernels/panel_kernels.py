@@ -8,6 +8,7 @@ two vectors a row (Goto and van de Geijn, "Anatomy of high-performance matrix mu
 
 from __future__ import annotations
 
+import struct
 from functools import lru_cache
 
 from dagexec.ops.kernels.post_ops import ADD_OTHER, PostOp, post_op_within
@@ -41,7 +42,7 @@ more. With AVX-512 14 rows would do; but the first cache has only 8 places for l
 4096 bytes apart: 128 x 3072 x 768 ran at 54 GFLOP/s with 13 rows, at 96 with 8."""
 
 STEP = 4
-"""Elements of the inner axis in a pass of the loop, of which there have to be whole ones."""
+"""Elements of the inner axis in a pass of the loop; what is over is computed behind it."""
 
 BLOCKS, PANEL_BYTES, SOURCE_ROW, SOURCE_3_ROWS, SOURCE_5_ROWS, SOURCE_BLOCK, TARGET_ROW, BIAS, ADDEND, AHEAD = range(10)
 """Places of the 64-bit numbers that rcx points to: how many blocks, and bytes: of a panel, of rows of X and of a block
@@ -64,16 +65,30 @@ are what takes longest on a processor with two units for vectors of 16. 128 x 76
 processor of 228, by products that read memory at 190."""
 
 
+def length_of(inner: int) -> int:
+    """What a kernel has to know of so many elements of the inner axis: whether there are passes, and what is over."""
+    return inner if inner < STEP else STEP + inner % STEP
+
+
 @lru_cache(maxsize=256)
 def panel_kernel(
-    rows: int, vectors: int, lanes: int, adds: bool, post_ops: tuple[PostOp, ...] = (), in_segments: bool = False
+    rows: int,
+    vectors: int,
+    lanes: int,
+    adds: bool,
+    post_ops: tuple[PostOp, ...] = (),
+    in_segments: bool = False,
+    length: int = STEP,
+    rest: int = 0,
 ) -> int | None:
     """The address of a function of X, panel, Y and fields, for blocks of `rows`; None where it cannot run.
 
     With `adds` a tensor of the shape of Y is added: first, and then it may be Y itself, or where ADD_OTHER is among the
     `post_ops`. `in_segments` tells that a row of X is some stretches of equal length, which other rows may read, too.
+    `length`, of `length_of`, says what is behind whole passes of the inner axis, or of a stretch. Of the last vector the
+    first `rest` columns are there, all for 0; the panel has numbers for the others, too.
     """
-    code = Assembler(lanes)
+    code, width, over = Assembler(lanes), 4 * lanes * vectors, length % STEP
     code.enter(*_SAVED)
     for register, field in ((R8, SOURCE_ROW), (R9, SOURCE_3_ROWS), (R12, TARGET_ROW), (R13, ADDEND)):
         code.load_field(register, 8 * field, RCX)
@@ -84,10 +99,10 @@ def panel_kernel(
     code.save(RAX)
     code.load_field(R15, 8 * PANEL_BYTES, RCX)
     code.add(R15, RSI)  # where the panel ends, and what is fetched begins
-    code.move(RBP, R15)
+    _move_back(code, RBP, R15, over * width)
     block = code.here()
     if in_segments:
-        code.move(RBP, RSI)
+        _move_back(code, RBP, RSI, over * width)
         code.load_field(R14, 8 * SKIPPED, RCX)
     code.move(R10, RDI)
     code.load_field(R11, 8 * SOURCE_5_ROWS, RCX)
@@ -99,18 +114,19 @@ def panel_kernel(
     segment = code.here()
     if in_segments:
         code.add_field(RBP, 8 * SEGMENT_BYTES, RCX)
-    inner = code.here()
-    for step in range(STEP):
-        _multiply(code, sums, step)
-    if not in_segments:
-        for line in range(FETCHED_LINES):
-            code.fetch(R15, line * LINE)
-        code.add_field(R15, 8 * AHEAD, RCX)
-    width = 4 * lanes * vectors
-    for register, nbytes in ((RAX, STEP * width), *((base, 4 * STEP) for base in _BASES)):
-        code.add_number(register, nbytes)
-    code.compare(RAX, RBP)
-    code.jump_if_below(inner)
+    if length >= STEP:
+        inner = code.here()
+        _multiply(code, sums, STEP)
+        if not in_segments:
+            for line in range(FETCHED_LINES):
+                code.fetch(R15, line * LINE)
+            code.add_field(R15, 8 * AHEAD, RCX)
+        _go_on(code, STEP, width)
+        code.compare(RAX, RBP)
+        code.jump_if_below(inner)
+    if over:
+        _multiply(code, sums, over)
+        _go_on(code, over, width)
     if in_segments:
         for base in _BASES:
             code.add_field(base, 0, R14)
@@ -119,9 +135,10 @@ def panel_kernel(
         code.jump_if_below(segment)
         code.load_field(R14, 8 * BIAS, RCX)
     code.move(RAX, RDX)
-    _write(code, sums, adds and all(kind != ADD_OTHER for kind, _, _ in post_ops))
+    write = _write_first if rest else _write
+    write(code, sums, adds and all(kind != ADD_OTHER for kind, _, _ in post_ops), rest)
     if post_ops:
-        _finish(code, rows, vectors, post_ops)
+        _finish(code, rows, vectors, post_ops, rest)
     code.add_field(RDI, 8 * SOURCE_BLOCK, RCX)
     code.count_down()
     code.jump_if_not_zero(block)
@@ -129,20 +146,34 @@ def panel_kernel(
     return executable(code.code())
 
 
-def _multiply(code: Assembler, sums: list[list[int]], step: int) -> None:
-    """Adds to the sums the products of one column of X and one row of the panel."""
+def _move_back(code: Assembler, register: int, other: int, nbytes: int) -> None:
+    """register = so many bytes before other."""
+    code.move(register, other)
+    if nbytes:
+        code.add_number(register, -nbytes)
+
+
+def _go_on(code: Assembler, steps: int, width: int) -> None:
+    """Be so many rows of `width` bytes further in the panel, and columns in X."""
+    for register, nbytes in ((RAX, steps * width), *((base, 4 * steps) for base in _BASES)):
+        code.add_number(register, nbytes)
+
+
+def _multiply(code: Assembler, sums: list[list[int]], steps: int) -> None:
+    """Adds to the sums the products of so many columns of X and rows of the panel, one after another."""
     vectors, free = len(sums[0]), sum(map(len, sums))
     nbytes = 4 * code.lanes
     weights = range(free, free + vectors)
     spare = [*range(free + vectors, REGISTERS[code.lanes]), *REPEATED][:_SPARE]
-    for number, vector in enumerate(weights):
-        code.load_at(vector, RAX, (step * vectors + number) * nbytes)
-    for row, targets in enumerate(sums):
-        base, (index, scale) = _BASES[row // _ROWS_OF_BASE], _row_of(row % _ROWS_OF_BASE)
-        number = spare[row % len(spare)]
-        code.broadcast(number, base, index, scale, 4 * step)
-        for target, weight in zip(targets, weights, strict=True):
-            code.compute(FMA, target, weight, number)
+    for step in range(steps):
+        for number, vector in enumerate(weights):
+            code.load_at(vector, RAX, (step * vectors + number) * nbytes)
+        for row, targets in enumerate(sums):
+            base, (index, scale) = _BASES[row // _ROWS_OF_BASE], _row_of(row % _ROWS_OF_BASE)
+            number = spare[row % len(spare)]
+            code.broadcast(number, base, index, scale, 4 * step)
+            for target, weight in zip(targets, weights, strict=True):
+                code.compute(FMA, target, weight, number)
 
 
 def _row_of(number: int) -> tuple[int | None, int]:
@@ -150,7 +181,7 @@ def _row_of(number: int) -> tuple[int | None, int]:
     return ((None, 1), (R8, 1), (R8, 2), (R9, 1), (R8, 4))[number]
 
 
-def _write(code: Assembler, sums: list[list[int]], adds: bool) -> None:
+def _write(code: Assembler, sums: list[list[int]], adds: bool, rest: int = 0) -> None:
     """Adds the bias, and what else is to be added, and writes the rows; Y's register goes on behind them."""
     vectors, free = len(sums[0]), sum(map(len, sums))
     nbytes = 4 * code.lanes
@@ -165,17 +196,70 @@ def _write(code: Assembler, sums: list[list[int]], adds: bool) -> None:
         code.add(RDX, R12)
 
 
-def _finish(code: Assembler, rows: int, vectors: int, post_ops: tuple[PostOp, ...]) -> None:
+def _write_first(code: Assembler, sums: list[list[int]], adds: bool, rest: int) -> None:
+    """As `_write`, where of the last vectors of rows only the first `rest` columns are there.
+
+    One vector of the bias is there at a time: with NEON three registers are free.
+    """
+    spare = sum(map(len, sums))
+    mask = _mask(code, spare + 1, spare, rest)
+    for number in range(len(sums[0])):
+        _load(code, spare, (R14, None), number, mask if number == len(sums[0]) - 1 else None)
+        for targets in sums:
+            code.compute(ADD, targets[number], targets[number], spare)
+    for targets in sums:
+        for number, vector in enumerate(targets):
+            within = mask if vector == targets[-1] else None
+            if adds:
+                _load(code, spare, (RDX, R13), number, within)
+                code.compute(ADD, vector, vector, spare)
+            _store(code, vector, RDX, number, within)
+        code.add(RDX, R12)
+
+
+def _mask(code: Assembler, vector: int, spare: int, count: int) -> int:
+    """What selects the first `count` columns: `vector`, or with AVX-512 another kind of register. `spare` changes."""
+    mask = vector if code.lanes == 8 else 1
+    [number] = struct.unpack("<f", struct.pack("<i", count))
+    code.load_constant(spare, number)
+    code.first_elements(mask, spare)
+    return mask
+
+
+def _load(code: Assembler, vector: int, place: tuple[int, int | None], number: int, mask: int | None) -> None:
+    """Of the vectors at a place, vector = that of a number, or the elements of it that a mask selects."""
+    offset = number * 4 * code.lanes
+    if mask is None:
+        code.load(vector, *place, offset)
+    else:
+        code.load_masked(vector, mask, *place, 1, offset)
+
+
+def _store(code: Assembler, vector: int, base: int, number: int, mask: int | None) -> None:
+    """Likewise, of the vectors at a base that of a number = vector."""
+    offset = number * 4 * code.lanes
+    if mask is None:
+        code.store_at(vector, base, offset)
+    else:
+        code.store_masked(vector, mask, base, None, 1, offset)
+
+
+def _finish(code: Assembler, rows: int, vectors: int, post_ops: tuple[PostOp, ...], rest: int) -> None:
     """Does post-ops to rows that were just written, from rax on: before that their sums took too many registers."""
-    free = list(range(1, REGISTERS[code.lanes]))
+    *free, spare, of_mask = range(1, REGISTERS[code.lanes] + (0 if rest else 2))
     written = [None if one[0] == ADD_OTHER else post_op_within(code.lanes, free, one) for one in post_ops]
     for _ in range(rows):
-        for place in range(0, vectors * 4 * code.lanes, 4 * code.lanes):
-            code.load_at(0, RAX, place)
+        for number in range(vectors):
+            is_part = rest and number == vectors - 1
+            mask = _mask(code, of_mask, spare, rest) if is_part else None
+            _load(code, 0, (RAX, None), number, mask)
             for write in written:
-                if write is None:
-                    code.compute_memory(ADD, 0, 0, RAX, R13, place)
-                else:
+                if write is not None:
                     write(code, 0)
-            code.store_at(0, RAX, place)
+                elif mask is None:
+                    code.compute_memory(ADD, 0, 0, RAX, R13, number * 4 * code.lanes)
+                else:
+                    _load(code, spare, (RAX, R13), number, _mask(code, of_mask, spare, rest))
+                    code.compute(ADD, 0, 0, spare)
+            _store(code, 0, RAX, number, _mask(code, of_mask, spare, rest) if is_part else None)
         code.add(RAX, R12)

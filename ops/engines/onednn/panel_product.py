@@ -27,7 +27,7 @@ from dagexec.ops.engines.onednn.descriptors import Array
 from dagexec.ops.engines.onednn.packing import Making, offer_unpacking, packed_form
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.machine import Machine
-from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, panel_kernel
+from dagexec.ops.kernels.panel_kernels import FETCHED_LINES, LINE, MAX_ROWS, STEP, VECTORS, length_of, panel_kernel
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.ops.kernels.sharing import pieces_of_weights
 from dagexec.ops.kernels.tables import even_shares, step_of_rows
@@ -57,11 +57,15 @@ _Calls = npt.NDArray[np.int64]
 
 
 def is_for_panels(library: Library, weights: Array) -> bool:
-    """True for weights [units, inner] whose sizes are whole vectors and passes, where the kernels can run."""
-    if weights.dtype != np.float32 or weights.size < MIN_WEIGHTS or not library.machine.can_run:
+    """True for weights [units, inner] that products beside the library's are for, where the kernels can run.
+
+    Beside oneDNN those are of many elements, of whole vectors and passes; without it all.
+    """
+    if weights.dtype != np.float32 or not weights.size or not library.machine.can_run:
         return False
     units, inner = weights.shape
-    return fits_panels(units, inner, library.isa.lanes)
+    is_large = weights.size >= MIN_WEIGHTS and fits_panels(units, inner, library.isa.lanes)
+    return is_large or not library.has_primitives
 
 
 def fits_panels(units: int, inner: int, lanes: int) -> bool:
@@ -76,21 +80,30 @@ def panels_of(
 
     They lie as [inner, units] if they are turned.
     """
-    constant = tensor.constant
+    constant, (units, inner) = tensor.constant, shape
     assert constant is not None, "panels are of constants"
 
     def fill(packed: Array) -> None:
         pack_panels(weights(), lanes, packed)
 
-    form = f"{'turned' if is_turned else 'straight'} {shape[0]} x {shape[1]}"
-    panels = packed_form(constant, form, Making(f"panels of {lanes}", 4 * prod(shape), fill)).view(np.float32)
+    form = f"{'turned' if is_turned else 'straight'} {units} x {inner}"
+    making = Making(f"panels of {lanes}", panel_bytes(units, inner, lanes), fill)
+    panels = packed_form(constant, form, making).view(np.float32)
     if not tensor.is_elsewhere:
         offer_unpacking(tensor, weights(), partial(out_of_panels, panels, lanes), label, surely=True)
     return panels
 
 
+def panel_bytes(units: int, inner: int, lanes: int) -> int:
+    """Bytes of weights [units, inner] as panels: of whole vectors."""
+    return 4 * -(-units // lanes) * lanes * inner
+
+
 def pack_panels(weights: Array, lanes: int, packed: Array) -> None:
-    """Set `packed`, as many bytes, to weights [units, inner] as panels, one after another."""
+    """Set `packed`, of `panel_bytes`, to weights [units, inner] as panels, one after another; 0 behind the last unit."""
+    over = len(weights) % lanes
+    if over:
+        weights = np.concatenate([weights, np.zeros((lanes - over, weights.shape[1]), np.float32)])
     pairs = [(rows.transpose(0, 2, 1), panels) for rows, panels in _rows_and_panels(weights, packed, lanes)]
     if _copied_by_kernels(pairs, lanes):
         return
@@ -102,6 +115,12 @@ def pack_panels(weights: Array, lanes: int, packed: Array) -> None:
 
 def out_of_panels(packed: Array, lanes: int, weights: Array) -> None:
     """Write to `weights` [units, inner] what `pack_panels` packed."""
+    over = len(weights) % lanes
+    if over:
+        whole = np.empty((len(weights) + lanes - over, weights.shape[1]), np.float32)
+        out_of_panels(packed, lanes, whole)
+        weights[...] = whole[: len(weights)]
+        return
     pairs = [(panels.transpose(0, 2, 1), rows) for rows, panels in _rows_and_panels(weights, packed, lanes)]
     if _copied_by_kernels(pairs, lanes):
         return
@@ -129,13 +148,13 @@ def _rows_and_panels(weights: Array, packed: Array, lanes: int) -> Iterator[tupl
 
 
 def widths(units: int, lanes: int) -> Iterator[tuple[int, int, int]]:
-    """The units that are in panels of one width: the first, the one behind the last, and the width."""
+    """The units that are in panels of one width, of whole vectors: the first, the one behind the last, and the width."""
     width = lanes * VECTORS[lanes]
     whole = units // width * width
     if whole:
         yield 0, whole, width
     if whole < units:
-        yield whole, units, units - whole
+        yield whole, units, -(-(units - whole) // lanes) * lanes
 
 
 def product_step(
@@ -303,19 +322,19 @@ class _Writer:
         calls[:, :, 1] = [4 * start * shape.inner for start, _, _ in blocks]
         calls[:, :, 2] = 4 * shape.inner * columns
         calls[:, :, 3] = np.array([shape.place(start) for start, _, _ in blocks]) + 4 * columns
-        rest = shape.units - panels[-1] * shape.width
-        for part, width in ((slice(0, -1), shape.width), (slice(-1, None), min(rest, shape.width))):
+        left = shape.units - panels[-1] * shape.width
+        for part, width in ((slice(0, -1), shape.width), (slice(-1, None), min(left, shape.width))):
             if len(calls[part]):
-                vectors = width // shape.lanes
-                calls[part, :, ::4] = [self._kernel(block, count, vectors, start) for start, block, count in blocks]
+                calls[part, :, ::4] = [self._kernel(block, count, width, start) for start, block, count in blocks]
         return calls.reshape(-1, 5)
 
-    def _kernel(self, block: int, count: int, vectors: int, first: int) -> tuple[int, int]:
-        """The kernel, 0 where it cannot run, and where its fields are."""
-        key = block, count, vectors, first
+    def _kernel(self, block: int, count: int, width: int, first: int) -> tuple[int, int]:
+        """The kernel for a panel with so many columns, 0 where it cannot run, and where its fields are."""
+        key = block, count, width, first
         if key not in self._kernels:
             shape = self._shape
-            kernel = panel_kernel(block, vectors, shape.lanes, self._has_addend, self._post_ops)
+            vectors, ends = -(-width // shape.lanes), (length_of(shape.inner), width % shape.lanes)
+            kernel = panel_kernel(block, vectors, shape.lanes, self._has_addend, self._post_ops, False, *ends)
             row = 4 * shape.inner
             panel = row * vectors * shape.lanes
             numbers = (count, panel, row, 3 * row, 5 * row, block * row, 4 * shape.units)

@@ -18,7 +18,7 @@ from dagexec.ops.engines.onednn.descriptors import Array
 from dagexec.ops.engines.onednn.panel_product import widths
 from dagexec.ops.engines.onednn.problem import COMPOSED, Assembled, Candidate, Memory, Pack, Problem
 from dagexec.ops.kernels.machine import AVX2, AVX512
-from dagexec.ops.kernels.panel_kernels import BIAS, SKIPPED, panel_kernel
+from dagexec.ops.kernels.panel_kernels import BIAS, SKIPPED, length_of, panel_kernel
 from dagexec.ops.kernels.post_ops import PostOp
 from dagexec.platform.addresses import address_of
 from dagexec.platform.processor import nearest_cache_ways
@@ -52,16 +52,17 @@ AssembleLayer = Callable[[Any, int, Problem, Mapping[int, Array], Memory, Pack],
 def on_panels(library: Library, what: str, layer: Layer, assemble: AssembleLayer) -> Iterator[Candidate]:
     """The candidate for a layer, with the widest vectors that fit; none where the processor lacks AVX2 and FMA.
 
-    With narrower vectors there are more of them than of the widest, of which the last is not full.
+    Without oneDNN the last vector need not be full. With narrower vectors there are more of them than of the widest, of
+    which the last is not full.
     """
     machine = library.machine
-    for lanes in (AVX512, AVX2):
-        if machine.can_run and lanes <= machine.lanes and layer.fits(lanes):
-            isa = "avx512" if machine.lanes == AVX512 else "avx2"
-            name = f"{COMPOSED}{what}, vectors of {lanes}:{isa}"
-            seconds = layer.seconds * layer.filters / lanes / -(-layer.filters // machine.lanes)
-            yield Candidate(name, None, partial(assemble, layer, lanes), seconds, is_in_pieces=True, keeps_nan=True)
-            return
+    sizes = [lanes for lanes in (AVX512, AVX2) if machine.can_run and lanes <= machine.lanes]
+    fitting = [lanes for lanes in sizes if layer.fits(lanes)]
+    for lanes in (fitting or ([] if library.has_primitives else sizes[-1:]))[:1]:
+        isa = "avx512" if machine.lanes == AVX512 else "avx2"
+        name = f"{COMPOSED}{what}, vectors of {lanes}:{isa}"
+        seconds = layer.seconds * layer.filters / lanes / -(-layer.filters // machine.lanes)
+        yield Candidate(name, None, partial(assemble, layer, lanes), seconds, is_in_pieces=True, keeps_nan=True)
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,9 @@ def panels_of_rows(
             steps = rows.read, 3 * rows.read, 5 * rows.read, block * rows.read, rows.written
             fields[:, number] = (count, panel, *steps, 0, addend or 0, segment, address_of(skipped))
         fields[:, :, BIAS] = (bias + bias_step * columns)[:, np.newaxis]
-        is_added = addend is not None
-        kernels = [panel_kernel(block, vectors, lanes, is_added, post_ops, in_segments=True) for _, block, _ in blocks]
+        ends = length_of(rows.segment), (stop - start) % lanes
+        how = vectors, lanes, addend is not None, post_ops, True, *ends
+        kernels = [panel_kernel(block, *how) for _, block, _ in blocks]
         if None in kernels:
             raise UnsupportedFeatureError("no machine code can be written here")
         found.append(Panels(columns, np.array(kernels), np.array([row for row, _, _ in blocks]), fields, skipped))

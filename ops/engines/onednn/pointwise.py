@@ -120,7 +120,7 @@ def _matrix(image: Array, channels: int) -> Array:
 
 def _panels(layer: Layer, lanes: int, problem: Problem, filters: Array, pack: Pack) -> Array:
     width = layer.channels * lanes
-    shape = layer.filters * layer.channels // width, layer.channels, lanes
+    shape = -(-layer.filters // lanes), layer.channels, lanes
     target = Descriptor.strided(problem.library, shape, FLOAT32, (width, lanes, 1))
 
     def fill(packed: Array) -> None:

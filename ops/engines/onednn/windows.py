@@ -202,7 +202,7 @@ def _shares(layer: Layer, panels: int, width: int, parts: int) -> list[tuple[ran
 
 def _panels(layer: Layer, lanes: int, problem: Problem, filters: Array, pack: Pack) -> Array:
     """The filter in panels, whose rows are in the order of taps and channels."""
-    shape = layer.filters // lanes, layer.inner, lanes
+    shape = -(-layer.filters // lanes), layer.inner, lanes
     target = Descriptor.strided(problem.library, shape, FLOAT32, (layer.inner * lanes, lanes, 1))
     taps = layer.rows.kernel, layer.columns.kernel
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -9,15 +12,22 @@ import pytest
 
 from dagexec.core.native import phases_of
 from dagexec.ops.engines.onednn import panel_product
-from dagexec.ops.engines.onednn.binding import library
-from dagexec.ops.engines.onednn.panel_product import is_for_panels, pack_panels, product_step
+from dagexec.ops.engines.onednn.binding import engine_library, own_kernels
+from dagexec.ops.engines.onednn.panel_product import (
+    is_for_panels,
+    out_of_panels,
+    pack_panels,
+    panel_bytes,
+    product_step,
+)
+from dagexec.ops.kernels.post_ops import PostOp
 from tests.ops.onednn.engine import normal
 from tests.ops.pieces import cut_into
 from tests.ops.running import Array, the_library
 
 pytestmark = pytest.mark.skipif(
-    (found := library()) is None or not found.machine.can_run,
-    reason="no oneDNN, no AVX2, or memory may not be executed",
+    (found := engine_library()) is None or not found.machine.can_run,
+    reason="no AVX2, or memory may not be executed",
 )
 
 SIZES = [
@@ -29,11 +39,17 @@ SIZES = [
     (131, 1024, 16),
     (300, 400, 48),
     (15, 2048, 96),
+    (5, 1, 1),
+    (11, 3, 23),
+    (7, 18, 44),
+    (6, 131, 61),
 ]
-"""Rows, inner, units: blocks that are left over, and panels that are not full, with AVX2 and AVX-512."""
+"""Rows, inner, units: blocks that are left over, panels that are not full, and vectors and passes that are not."""
 
 
-def computed(x: Array, weights: Array, bias: Array, pieces: int = 1, addend: Array | None = None) -> Array:
+def computed(
+    x: Array, weights: Array, bias: Array, pieces: int = 1, addend: Array | None = None, post_ops: Sequence[PostOp] = ()
+) -> Array:
     """By the kernels, which must leave what is around the result as it was; in place where `addend` is given."""
     onednn = the_library()
     size = len(x) * len(weights)
@@ -41,10 +57,14 @@ def computed(x: Array, weights: Array, bias: Array, pieces: int = 1, addend: Arr
     y = memory[32 : 32 + size].reshape(len(x), len(weights))
     if addend is not None:
         y[:] = addend
-    panels = np.empty(weights.nbytes, np.uint8)
+    panels = np.empty(panel_bytes(*weights.shape, onednn.isa.lanes), np.uint8)
     pack_panels(weights, onednn.isa.lanes, panels)
+    unpacked = np.empty_like(weights)
+    out_of_panels(panels, onednn.isa.lanes, unpacked)
+    np.testing.assert_array_equal(unpacked, weights)
+    added = None if addend is None else y
     with cut_into(pieces):
-        step = product_step(x, panels, bias, y, None if addend is None else y, "product", onednn.isa.lanes)
+        step = product_step(x, panels, bias, y, added, "product", onednn.isa.lanes, tuple(post_ops))
     assert step is not None
     step()
     assert (memory[:32] == 7).all()
@@ -62,6 +82,16 @@ def test_products_are_right_and_the_same_in_any_pieces(sizes: tuple[int, int, in
     np.testing.assert_allclose(computed(x, weights, bias, 2, addend), expected + addend, rtol=1e-5, atol=1e-6 * inner)
     for pieces in (2, 3, 16):
         assert computed(x, weights, bias, pieces).tobytes() == one.tobytes()
+
+
+@pytest.mark.parametrize("units", [5, 16, 30])
+def test_functions_of_results_and_sums_between_them_end_with_the_last_column(units: int) -> None:
+    x, weights, bias, addend = normal(1, 9, 13), normal(2, units, 13), normal(3, units), normal(4, 9, units)
+    sums = x.astype(np.float64) @ weights.T + bias
+    found = computed(x, weights, bias, 1, None, [("swish", 1.0, 0.0), ("clip", -0.1, 0.5)])
+    np.testing.assert_allclose(found, np.clip(sums / (1 + np.exp(-sums)), -0.1, 0.5), rtol=1e-5, atol=1e-5)
+    step = partial(computed, x, weights, bias, 1, addend)
+    np.testing.assert_allclose(step([("relu", 0.0, 0.0)]), np.maximum(sums + addend, 0), rtol=1e-5, atol=1e-5)
 
 
 def test_few_rows_are_cut_by_the_weights_that_they_wait_for() -> None:
@@ -111,10 +141,13 @@ def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
 
 
 def test_weights_of_other_kinds_are_left_to_the_library() -> None:
-    onednn = the_library()
+    onednn, alone = replace(the_library(), lib=object()), own_kernels()
+    assert alone is not None
     assert is_for_panels(onednn, normal(1, 128, 128))
-    for weights in (normal(1, 129, 128), normal(1, 128, 126), normal(1, 16, 64), np.zeros((128, 128))):
+    for weights in (normal(1, 129, 128), normal(1, 128, 126), normal(1, 16, 64)):
         assert not is_for_panels(onednn, weights)
+        assert is_for_panels(alone, weights)
+    assert not is_for_panels(alone, np.zeros((128, 128)))
 
 
 def test_calls_are_written_once_for_all_products_of_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
