@@ -85,8 +85,8 @@ def panel_kernel(
 
     With `adds` a tensor of the shape of Y is added: first, and then it may be Y itself, or where ADD_OTHER is among the
     `post_ops`. `in_segments` tells that a row of X is some stretches of equal length, which other rows may read, too.
-    `length`, of `length_of`, says what is behind whole passes of the inner axis, or of a stretch. Of the last vector the
-    first `rest` columns are there, all for 0; the panel has numbers for the others, too.
+    `length`, of `length_of`, says what is behind whole passes of the inner axis, or of a stretch. Of the last vector
+    the first `rest` columns are there, all for 0; the panel has numbers for the others, too.
     """
     code, width, over = Assembler(lanes), 4 * lanes * vectors, length % STEP
     code.enter(*_SAVED)

@@ -19,6 +19,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import convert
 from dagexec.ops.base.layout import NCHW, NHWC, image_order, logical_shape
 from dagexec.ops.engines.onednn.bound import BoundPrimitive
+from dagexec.ops.engines.onednn.channels_last import channels_last_step
 from dagexec.ops.engines.onednn.cutting import Parts, image_axes
 from dagexec.ops.engines.onednn.descriptors import (
     DST,
@@ -39,6 +40,7 @@ from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.engines.onednn.post_ops import BINARY
 from dagexec.ops.families.normalization import batch_norm, rms_norm, standardization
 from dagexec.ops.families.normalization import local_response as normalization
+from dagexec.ops.kernels.neighbor_kernels import Neighbors, neighbors_step
 from dagexec.ops.kernels.standardizing import LONG_ROW, root_mean_square_step, standardizing_step
 
 _GIVEN_STATISTICS, _WITH_SCALE, _WITH_SHIFT = 1, 2, 4
@@ -145,7 +147,7 @@ class LRN(OneDNNOperator, normalization.LRN):
 
     def drops_nan(self) -> bool:
         """It has NaN where it should not: its sums go along the channels, and what has gone by leaves NaN behind."""
-        return True
+        return self.onednn.has_primitives
 
     def kept(self, prepared: Prepared) -> Prepared:
         """No flag tells of sums."""
@@ -156,10 +158,14 @@ class LRN(OneDNNOperator, normalization.LRN):
         if len(self.output_blobs) > 1:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN has no output 'scale'")
         order = image_order(self.call())
+        defaults = (("alpha", 0.0), ("beta", 0.0), ("bias", 1.0))
+        numbers = [self.arguments.float(name, default) for name, default in defaults]
+        if not self.onednn.has_primitives:
+            how = Neighbors(self.arguments.int("size", 1), *numbers)
+            make = partial(neighbors_step, self.onednn.machine, how)
+            return channels_last_step(self, order, lambda x, y: make(x, y, self.label))
         x, y = (_rows_apart(array, order) for array in (self.x(0), self.y(0)))
         layout, attributes = self.image(x, order), self.attributes()
-        defaults = (("alpha", 0.0), ("beta", 0.0), ("bias", 1.0))
-        numbers = (self.arguments.float(name, default) for name, default in defaults)
         found = self.describe_fast(
             "lrn_forward",
             self.onednn.engine,
@@ -189,7 +195,8 @@ class LayerNorm(OneDNNOperator, standardization.LayerNorm):
         x, y = self.x(0).reshape(groups.view), self.y(0).reshape(groups.view)
         if len(self.output_blobs) > 1:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN computes the variance, not the standard deviation")
-        if groups.members >= LONG_ROW and (step := self._long_rows(groups)) is not None:
+        is_ours = groups.members >= LONG_ROW or not self.onednn.has_primitives
+        if is_ours and (step := self._long_rows(groups)) is not None:
             return step
         layout, attributes = self.packed(x), self.attributes()
         affine = len(self.input_blobs) == 3

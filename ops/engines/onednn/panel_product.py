@@ -100,7 +100,7 @@ def panel_bytes(units: int, inner: int, lanes: int) -> int:
 
 
 def pack_panels(weights: Array, lanes: int, packed: Array) -> None:
-    """Set `packed`, of `panel_bytes`, to weights [units, inner] as panels, one after another; 0 behind the last unit."""
+    """Set `packed`, of `panel_bytes`, to weights [units, inner] as panels one after another, filled up with 0."""
     over = len(weights) % lanes
     if over:
         weights = np.concatenate([weights, np.zeros((lanes - over, weights.shape[1]), np.float32)])
@@ -148,7 +148,7 @@ def _rows_and_panels(weights: Array, packed: Array, lanes: int) -> Iterator[tupl
 
 
 def widths(units: int, lanes: int) -> Iterator[tuple[int, int, int]]:
-    """The units that are in panels of one width, of whole vectors: the first, the one behind the last, and the width."""
+    """The units in panels of one width, of whole vectors: the first, the one behind the last, and the width."""
     width = lanes * VECTORS[lanes]
     whole = units // width * width
     if whole:

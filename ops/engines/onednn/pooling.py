@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis, tap_count
 from dagexec.ops.base.layout import NCHW, NHWC
 from dagexec.ops.engines.onednn.bound import BoundPrimitive
+from dagexec.ops.engines.onednn.channels_last import channels_last_step
 from dagexec.ops.engines.onednn.cutting import Arguments, image_axes, parts_of_whole
 from dagexec.ops.engines.onednn.descriptors import (
     DIFF_DST,
@@ -45,6 +47,7 @@ from dagexec.ops.families.pool.window import RANKS, pool_window
 from dagexec.ops.kernels.builder import Builder, Vector
 from dagexec.ops.kernels.copies import copy_step
 from dagexec.ops.kernels.formulas import formula_step
+from dagexec.ops.kernels.pool_kernels import MAXIMUM, MEAN, pool_step
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import shares
 
@@ -62,12 +65,18 @@ class Pooling(OneDNNOperator):
     """What poolings share.
 
     oneDNN's windows have pads at the head and the tail; a last window that reaches over the end (ceil_mode, Caffe's
-    rounding) needs a larger tail.
+    rounding) needs a larger tail. Without oneDNN the kernel of our own of `kind` computes.
     """
+
+    kind: ClassVar[str]
 
     def prepare_primitive(self) -> Step:
         window, axes = pool_window(self.call())
         require_pixels(axes, self.label)
+        if not self.onednn.has_primitives:
+            with_padding = self.arguments.bool("count_include_pad")
+            make = partial(pool_step, self.onednn.machine, self.kind)
+            return channels_last_step(self, window.order, lambda x, y: make(x, y, axes, with_padding, self.label))
         x, y = self.x(0), self.y(0)
         algorithm, factor = self.algorithm(axes)
         if window.order == NHWC and factor is None and len(x) < self.pieces and not self.asks:
@@ -205,9 +214,10 @@ class MaximumPooling(Pooling, MaxPooling):
     """The maximum of each window."""
 
     metas = (FLOAT32, BFLOAT16, FLOAT16, INT8, UINT8, INT32)
+    kind = MAXIMUM
 
     def drops_nan(self) -> bool:
-        return True
+        return self.onednn.has_primitives
 
     def algorithm(self, axes: Sequence[Axis]) -> tuple[int, None]:
         """The maximum of the pixels; padding never wins."""
@@ -216,6 +226,8 @@ class MaximumPooling(Pooling, MaxPooling):
 
 class MeanPooling(Pooling, AveragePooling):
     """The mean of each window."""
+
+    kind = MEAN
 
     def algorithm(self, axes: Sequence[Axis]) -> tuple[int, Array | None]:
         return mean_algorithm(axes, self.arguments.bool("count_include_pad"))

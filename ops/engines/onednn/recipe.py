@@ -179,7 +179,8 @@ def recipe_key(operator: OneDNNOperator, tensors: Tensors) -> Hashable | None:
         return None
     layouts = tensors.layouts
     names = frozenset(operator.names_for_all.items())
-    return operator.common_form, layouts, tensors.constant, names, choices.generation
+    who = operator.onednn.has_primitives
+    return operator.common_form, layouts, tensors.constant, names, choices.generation, who
 
 
 def find_recipe(key: Hashable) -> Recipe | None:

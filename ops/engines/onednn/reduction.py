@@ -11,14 +11,17 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes
 import numpy as np
 
+from dagexec.core.dtypes import FLOAT32
 from dagexec.core.expressions import element, row_max, row_mean, row_min, row_sum
 from dagexec.core.operator import Operator, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import Array
+from dagexec.ops.base.geometry import Axis
 from dagexec.ops.engines.onednn.descriptors import DST, SRC
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.families.reduction import axes as reduction
+from dagexec.ops.kernels.pool_kernels import MAXIMUM, MEAN, MINIMUM, SUM, pool_step
 from dagexec.ops.kernels.row_expressions import row_step
 
 _MAX, _MIN, _SUM, _, _MEAN = range(0x2FFF2, 0x2FFF7)
@@ -29,6 +32,8 @@ _OF_ROW = {
     _SUM: row_sum(element(0)),
     _MEAN: row_mean(element(0)),
 }
+
+_OF_WINDOW = {_MAX: MAXIMUM, _MIN: MINIMUM, _SUM: SUM, _MEAN: MEAN}
 
 ALGORITHMS: Mapping[type[Operator], int] = {
     reduction.ReduceSum: _SUM,
@@ -49,7 +54,7 @@ class Reducing(OneDNNOperator):
     """Base of the reductions."""
 
     def drops_nan(self) -> bool:
-        return self._algorithm() in (_MAX, _MIN)
+        return self._algorithm() in (_MAX, _MIN) and self.onednn.has_primitives
 
     def _algorithm(self) -> int:
         return next(ALGORITHMS[cls] for cls in type(self).__mro__ if cls in ALGORITHMS)
@@ -69,6 +74,8 @@ class Reducing(OneDNNOperator):
             step = row_step(self.onednn.machine, (_OF_ROW[self._algorithm()],), *arrays, shape[1], self.label)
             if step is not None:
                 return step
+        if not self.onednn.has_primitives:
+            return self._along_rows(shape)
         source, target = self.packed(x.reshape(shape)), self.packed(self.y(0).reshape(kept))
         attributes = self.attributes()
         tensors = (source, target, 0.0, 0.0, attributes)
@@ -78,6 +85,18 @@ class Reducing(OneDNNOperator):
             kept_shape = reduction.output_shape(x.shape, axes, True)
             return in_sequence([bound.step, self._beyond_limits(x, axes, self.y(0).reshape(kept_shape))])
         return self.rebindable(bound.step, bound, {0: SRC}, {0: DST})
+
+    def _along_rows(self, shape: tuple[int, ...]) -> Step:
+        """By the kernel of poolings, of the middle of three axes. Raises UnsupportedFeatureError for others."""
+        if len(shape) != 3 or self.input(0).meta is not FLOAT32:
+            raise UnsupportedFeatureError(f"{self.label}: no kernel of our own reduces it")
+        count, size, kept = shape
+        axes = (Axis(size, size, 1, 1, 0, 0, 1), Axis(1, 1, 1, 1, 0, 0, 1))
+        images = self.x(0).reshape(count, size, 1, kept), self.y(0).reshape(count, 1, 1, kept)
+        step = pool_step(self.onednn.machine, _OF_WINDOW[self._algorithm()], *images, axes, False, self.label)
+        if step is None:
+            raise UnsupportedFeatureError(f"{self.label}: no kernels run here")
+        return step
 
     def _beyond_limits(self, x: Array, axes: reduction.Axes, y: Array) -> Step:
         """Has NumPy compute the extremes where one is the limit of the type: oneDNN gives it for infinities alone."""
