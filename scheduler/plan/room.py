@@ -9,7 +9,8 @@ rows up to the one that it has room for. A row's bytes do not depend on how many
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dagexec.core.blob import Blob
@@ -122,12 +123,12 @@ class _Place:
         """Whether the tensor is still in that memory."""
         return self.blob.value is self.tensor and self.tensor.storage() is self.storage
 
-    def bind(self, rows: int) -> None:
-        """Have so many rows there."""
-        tensor, storage = self.tensor, self.storage
+    def bind(self, rows: int, tensor: Tensor | None = None) -> None:
+        """Have so many rows there, or in another tensor on the same memory."""
+        tensor, storage = tensor or self.tensor, self.storage
         assert storage is not None
         array = array_on(storage.buffer, _with_size(self.kind.shape, self.axis, rows), self.kind.meta)
-        tensor.rebind(array, storage, is_view=tensor.is_view)
+        tensor.rebind(array, storage, is_view=self.tensor.is_view)
 
 
 class Rooms:
@@ -218,19 +219,28 @@ def prepare_with_room(operator: Operator, growing: GrowingRows, as_view: bool) -
         return None
     places = [_Place.of(blob, axis) for blob, axis in inputs.items()]
     made = [blob for blob in operator.output_blobs if blob not in inputs]
-    try:
-        for place in places:
-            place.bind(most)
+    with _more_rows(operator, places, most):
         call = operator.call()
         prepared = operator.bind(operator.infer(call), as_view=as_view, call=call)
-    finally:
-        for place in places:
-            place.bind(now)
     results = [_Place.of(blob, growing.outputs[operator.output_blobs.index(blob)]) for blob in made]
     for place in results:
         place.bind(now)
     fixed = [blob for blob in operator.input_blobs if blob not in inputs]
     return Room(prepared.step, rows, fixed, (places, results))
+
+
+@contextmanager
+def _more_rows(operator: Operator, places: Sequence[_Place], rows: int) -> Iterator[None]:
+    """Within it the operator has so many rows there, in blobs of its own: other workers may read those of the net."""
+    before = operator.input_blobs, operator.output_blobs
+    own = {place.blob: Blob(place.blob.name) for place in places}
+    for place in places:
+        place.bind(rows, own[place.blob].tensor(place.tensor.device))
+    operator.input_blobs, operator.output_blobs = (tuple([own.get(blob, blob) for blob in blobs]) for blobs in before)
+    try:
+        yield
+    finally:
+        operator.input_blobs, operator.output_blobs = before
 
 
 def _range_with(rows: int, seconds: float) -> range:

@@ -11,6 +11,7 @@ import pytest
 
 from dagexec import NetDef, Workspace, op
 from dagexec.core.operator import Operator
+from dagexec.core.tensor import Tensor
 from dagexec.scheduler.plan import dynamic
 
 Array = npt.NDArray[Any]
@@ -60,6 +61,31 @@ def run_all(arrays: Sequence[Array], operators: Sequence[Any] = OPERATORS) -> Wo
         net.run()
         np.testing.assert_array_equal(workspace.fetch_blob("y"), expected(x))
     return workspace
+
+
+def test_others_see_no_more_rows_while_an_operator_is_prepared_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker may read the same tensor at that moment."""
+    workspace = Workspace()
+    seen: list[tuple[int, int]] = []
+    bind = Operator.bind
+
+    def noted(self: Operator, *given: Any, **named: Any) -> Any:
+        if self.definition.type == "Relu":
+            seen.append((self.input(0).shape[0], workspace.get_blob("picked").get(Tensor).shape[0]))
+        return bind(self, *given, **named)
+
+    monkeypatch.setattr(Operator, "bind", noted)
+    workspace.feed_blob("x", with_numbers(3, 0))
+    operators = [*OPERATORS[:3], op("Relu", ["picked"], ["y"])]
+    net = workspace.create_net(NetDef(name="net", op=operators, external_input=["x"]))
+    counts = [30, 5, 11, 20, 3]
+    for count in counts:
+        x = with_numbers(count, count)
+        workspace.feed_blob("x", x)
+        net.run()
+        np.testing.assert_array_equal(workspace.fetch_blob("y"), x[x != 0])
+    assert {there for _, there in seen} <= set(counts)
+    assert any(own > there for own, there in seen)
 
 
 def test_sizes_that_come_back_are_not_prepared_for_again(bound: list[str]) -> None:
