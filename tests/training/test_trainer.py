@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,24 +162,25 @@ def test_a_training_begun_anew_does_not_mix_with_an_earlier_one(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("task", "seed", "message"),
     [
-        (make_task(0), 1, "was written with seed 0, and this training has 1"),
-        (replace(make_task(0), batch_size=24), 0, "written with batch size 48, and this training has 24"),
-        (replace(make_task(0), name="other"), 0, "written with task small, and this training has other"),
+        (lambda: make_task(0), 1, "was written with seed 0, and this training has 1"),
+        (lambda: replace(make_task(0), batch_size=24), 0, "written with batch size 48, and this training has 24"),
+        (lambda: replace(make_task(0), name="other"), 0, "written with task small, and this training has other"),
         (
-            replace(make_task(0), train={name: array[:96] for name, array in make_task(0).train.items()}),
+            lambda: replace(make_task(0), train={name: array[:96] for name, array in make_task(0).train.items()}),
             0,
             "written with samples 240, and this training has 96",
         ),
-        (make_task(0, Adam(0.1)), 0, "is of another model: 'conv_w_first_moment' is missing"),
+        (lambda: make_task(0, Adam(0.1)), 0, "is of another model: 'conv_w_first_moment' is missing"),
     ],
+    ids=["seed", "batch", "name", "samples", "optimizer"],
 )
 def test_a_checkpoint_of_another_training_is_refused(
-    task: TrainingTask, seed: int, message: str, tmp_path: Path
+    task: Callable[[], TrainingTask], seed: int, message: str, tmp_path: Path
 ) -> None:
     with Trainer(make_task(0), checkpoints=tmp_path) as trainer:
         trainer.train(1)
     with pytest.raises(StorageError, match=message):
-        Trainer(task, seed=seed, checkpoints=tmp_path, resume=True)
+        Trainer(task(), seed=seed, checkpoints=tmp_path, resume=True)
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_the_first_step(tmp_path: Path) -> None:
