@@ -12,7 +12,7 @@ PYTHON_TESTS := tests/core tests/devices tests/platform tests/scheduler tests/co
 # Tests start very many processes of Python, and rewrite four hundred files of asserts: what is compiled is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: compare dist docs test test-browser test-ray test-wheel test-all test-matrix test-arm test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
+.PHONY: compare dist docs notebooks test test-browser test-ray test-wheel test-all test-matrix test-arm test-python stress lint proto benchmark benchmark-cnn benchmark-cnn-avx2 benchmark-models benchmark-onnx benchmark-cluster benchmark-serve benchmark-cuda fuzz fuzz-operators mutants cuda-check clean
 
 compare: $(VENV)/.installed
 	$(BIN)/dagexec compare zoo:googlenet
@@ -31,11 +31,11 @@ KILLS = 25
 test-ray: $(VENV)/.installed-ray
 	DAGEXEC_KILLS=$(KILLS) $(BIN)/python -m pytest --ray -m ray --durations 8 tests/cluster tests/test_examples.py
 
-# Reports, and the live page of a server, in Chromium, which is the system's; where there is none, and apt may be asked, that installs it. APPROVE=1
-# takes the pictures of docs/images.
-test-browser: $(VENV)/.installed-browser
+# Reports, the live page of a server and the site in Chromium, which is the system's; where there is none, and apt may
+# be asked, that installs it. APPROVE=1 takes the pictures of docs/images.
+test-browser: $(VENV)/.installed-browser docs
 	@command -v chromium chromium-browser google-chrome > /dev/null || { apt-get update --quiet=2; apt-get install --quiet=2 --yes --no-install-recommends chromium; }
-	APPROVE=$(APPROVE) $(BIN)/python -m pytest --browser -m browser --durations 3 tests/report tests/server/test_live_page.py
+	APPROVE=$(APPROVE) $(BIN)/python -m pytest --browser -m browser --durations 3 tests/report tests/server/test_live_page.py tests/site
 
 # The wheel in a fresh environment: make test-wheel PYTHON=python3.14
 test-wheel: $(VENV)/.installed-test
@@ -76,6 +76,10 @@ dist: $(VENV)/.installed-release
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
+
+# The notebooks of examples/ with the outputs of this code, which the site shows.
+notebooks: $(VENV)/.installed-test
+	$(BIN)/python docs/site/execute_notebooks.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
