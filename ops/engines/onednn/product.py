@@ -130,7 +130,10 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         constant, bias, post_ops = self.input(1).constant, self.x(2), read_post_ops(self.call())
         outline = np.broadcast_to(np.zeros((), self.input(1).meta.numpy), (y.shape[1], x.shape[1]))
         adds = [one for one in post_ops[:1] if one.kind in (SUM, "add")]
-        later = post_ops[len(adds) :]
+        later, behind = post_ops[len(adds) :], post_ops[:0]
+        if not self.onednn.has_primitives:
+            place = next((place for place, one in enumerate(later) if one.kind not in FUNCTIONS), len(later))
+            later, behind = later[:place], later[place:]
         addend = self.x(adds[0].input) if adds else None
         plain = (x, y, bias) if addend is None else (x, y, bias, addend)
         if (
@@ -147,7 +150,8 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         own = tuple((one.kind, one.a, one.b) for one in later)
         packing = partial(_in_panels, outline.shape, self.transposed, lanes)
         panels = self.packed_by(packing(self), packing)
-        return product_step(x, panels, bias, y, addend, self.label, lanes, own)
+        step = product_step(x, panels, bias, y, addend, self.label, lanes, own)
+        return in_sequence([step, self._finished(behind)]) if step is not None and behind else step
 
     def _weights(self, w_matrix: tuple[int, int]) -> Array:
         """W as units x inner; it is a matrix of shape `w_matrix`."""

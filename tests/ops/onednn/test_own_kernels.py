@@ -49,6 +49,11 @@ CASES |= {
     "layers": ("LayerNorm", [normal(1, 6, 24), normal(2, 24), normal(3, 24)], {"axis": 1, "elementwise_affine": 1}),
     "layers without factors": ("LayerNorm", [normal(1, 3, 5, 24)], {"axis": -1}),
     "one row and columns that fill nothing": ("FC", [normal(1, 1, 13), normal(2, 7, 13), normal(3, 7)], {}),
+    "functions that products have not": (
+        "FusedFC",
+        [normal(1, 4, 13), normal(2, 7, 13), normal(3, 7)],
+        {"post_ops": ["relu", "elu:1.5", "linear:2:0"]},
+    ),
     "a transposed one": ("FCTransposed", [normal(1, 9, 3), normal(2, 3, 21), normal(3, 21)], {}),
 }
 for _kind in ("Mean", "Sum", "Max", "Min"):
@@ -68,7 +73,7 @@ for _channels, _filters, _window in ((3, 10, 3), (7, 12, 5), (16, 19, 1), (5, 33
 def test_an_operator_is_computed_without_onednn(name: str) -> None:
     op_type, inputs, arguments = CASES[name]
     arrays = {f"{place}": array for place, array in enumerate(inputs)}
-    constant = "123" if op_type in ("FC", "FCTransposed", "FusedConv") else ""
+    constant = "123" if op_type in ("FC", "FCTransposed", "FusedFC", "FusedConv") else ""
     with fallbacks() as reasons:
         found = [
             computed(op_type, arrays, ["y"], constant[: len(inputs) - 1], pieces=pieces, **arguments)[0]
