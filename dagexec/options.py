@@ -102,7 +102,8 @@ class CompileOptions(RunOptions):
         islands: whether sessions of onnxruntime or OpenVINO compute parts of the net, on cpu (docs/islands.md). "auto":
             where measuring finds them faster, and tests that they keep what `nan` and `batch_invariant` promise; in
             short runs where there are neither `tuning_seconds` nor an earlier measurement. A runtime's name: that one
-            computes all that it can and that passes the tests, faster or not. "none": own kernels only.
+            computes all that it can and that passes the tests, faster or not. "none": own kernels only. None: the same,
+            but onnxruntime, where it is installed, on processors for which there are no kernels at all.
         progress: called in the thread that compiles with a short description of each stage of compilation, which is
             also logged at level DEBUG for "dagexec".
 
@@ -149,7 +150,7 @@ class CompileOptions(RunOptions):
     tuning_seconds: float | None = None
     library_states: bool = False
     operator_arguments: Mapping[str, ArgumentValue] | None = None
-    islands: Islands = "none"
+    islands: Islands | None = None
     progress: Callable[[str], object] | None = field(default=None, compare=False)
 
     foreign: bool = True
@@ -176,7 +177,8 @@ class CompileOptions(RunOptions):
         object.__setattr__(self, "calibration", _runs(self.calibration))
         device = self.default_device
         for name, allowed in _ONE_OF.items():
-            if (found := getattr(self, name)) not in allowed:
+            found = getattr(self, name)
+            if found not in allowed and not (name == "islands" and found is None):
                 raise SettingError(f"{name} is one of {', '.join(allowed)}, not {found!r}")
         if self.dtype == "float16" and device == CPU:
             raise SettingError("dtype 'float16' is for cuda:N: processors compute in it no faster; try 'bfloat16'")

@@ -9,6 +9,7 @@ there is time, the first by turns, and what was left out is said.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import subprocess
@@ -34,6 +35,9 @@ CHOSEN = (
 )
 """What depends on instructions and on the order of memory: assemblers, kernels, the scheduler in machine code, nets
 against float64, and bytes under threads and batches."""
+
+SAME = ("lenet", "mobilenet_v2")
+"""Nets without Winograd's algorithm, whose weights NumPy makes, by products that it fuses with sums on Arm alone."""
 
 PACKAGES = ("python3", "libstdc++6", "libgomp1", "libgcc-s1")
 WHEELS = ("numpy", "ml_dtypes", "networkx", "anyio", "protobuf", "onnx", "threadpoolctl", "typer", "rich", "cffi")
@@ -88,6 +92,22 @@ def run(tests: str) -> bool:
     return subprocess.run(command, env={**os.environ, **variables}, cwd=ROOT, check=False).returncode == 0
 
 
+def has_same_bytes() -> bool:
+    """Whether nets on our own kernels alone give the bytes that this processor gives with AVX2."""
+    command, settings = ("-m", "tests.arm_bytes", *SAME), {"DAGEXEC_CHOICES": "off", "DAGEXEC_TUNING_SECONDS": "0"}
+    here = {**settings, "DAGEXEC_ONEDNN": "off", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    there = {**settings, "PYTHONPATH": f"{ROOT}:{SITE}", "PYTHONDONTWRITEBYTECODE": "1"}
+    told = [
+        subprocess.run(
+            [python, *command], env={**os.environ, **variables}, cwd=ROOT, stdout=subprocess.PIPE, check=True
+        )
+        for python, variables in ((sys.executable, here), (PROGRAM, there))
+    ]
+    digests = [json.loads(one.stdout.splitlines()[-1]) for one in told]
+    print(*digests, sep="\n")
+    return digests[0] == digests[1]
+
+
 def _part() -> str:
     return os.environ.get("DAGEXEC_PART", "commit")
 
@@ -111,9 +131,11 @@ def main() -> int:
             found[tests] = "left out for want of time"
             continue
         found[tests] = f"{'passed' if run(tests) else 'FAILED'} in {time.monotonic() - begun:.0f} s"
+    if not IS_ARM and arguments.tests == CHOSEN and time.monotonic() < deadline:
+        found["the bytes of AVX2"] = "the same" if has_same_bytes() else "FAILED"
     print("\n64-bit Arm" + ("" if IS_ARM else ", emulated"))
-    for tests in arguments.tests:
-        print(f"  {tests:30}{found[tests]}")
+    for name, text in found.items():
+        print(f"  {name:50}{text}")
     return int(any(text.startswith("FAILED") for text in found.values()))
 
 

@@ -42,7 +42,7 @@ TuningSecondsOption = Annotated[
     ),
 ]
 IslandsOption = Annotated[
-    Literal["none", "auto", "onnxruntime", "openvino"],
+    Literal["none", "auto", "onnxruntime", "openvino"] | None,
     typer.Option(
         "--islands",
         help="Parts of the net that other runtimes compute: none, those measured to be faster (auto), or all that "

@@ -71,7 +71,7 @@ def run_command(
     optimize: OptimizeOption = True,
     own_passes: PassOption = None,
     tuning_seconds: TuningSecondsOption = None,
-    islands: IslandsOption = "none",
+    islands: IslandsOption = None,
     device: Annotated[
         str | None,
         typer.Option("--device", help="cpu, sim:N or cuda:N. Default: the devices that the net names, or else cpu."),

@@ -42,7 +42,7 @@ def tune_command(
     net_type: NetTypeOption = None,
     num_workers: NumWorkersOption = None,
     intra_op_threads: IntraOpThreadsOption = None,
-    islands: IslandsOption = "none",
+    islands: IslandsOption = None,
     choices: ChoicesOption = None,
     allow_io: AllowIoOption = False,
     as_json: JsonOption = False,

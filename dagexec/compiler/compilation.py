@@ -14,7 +14,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
 
 from dagexec.binding.parameters import initialized
 from dagexec.compiler.compiled import CompilationReport, Compiled
@@ -41,6 +42,7 @@ from dagexec.core.purity import is_known
 from dagexec.errors import DeadlineExceededError, ResourceError, RunTimeoutError, SettingError
 from dagexec.ops.base.layout import LAYOUTS, NCHW
 from dagexec.ops.engines.onednn.binding import engine_library
+from dagexec.ops.kernels.machine import are_switched_off
 from dagexec.options import CompileOptions
 from dagexec.platform import processor
 from dagexec.platform.deadline import Deadline, check_stop
@@ -78,11 +80,21 @@ def compile_model(model: Model, options: CompileOptions, *, takes_parameters: bo
     if options.default_device != CPU:
         return _for_device(model, options)
     try:
-        if options.islands != "none" and options.dtype == "float32":
-            return _with_islands(model, options)
+        if options.dtype == "float32":
+            options = replace(options, islands=options.islands or _default_islands(model))
+            if options.islands != "none":
+                return _with_islands(model, options)
         return _on_own_kernels(model, options, takes_parameters=takes_parameters)
     except MemoryError as error:
         raise ResourceError(f"net {model.name!r}: compilation: the system is out of memory: {error}") from error
+
+
+def _default_islands(model: Model) -> Literal["none", "onnxruntime"]:
+    """Those of onnxruntime where no kernels run, unless they are switched off, and it is installed."""
+    if engine_library() is not None or are_switched_off() or find_spec("onnxruntime") is None:
+        return "none"
+    logger.info("net %r: no kernels run on this processor: onnxruntime computes what it can (islands)", model.name)
+    return "onnxruntime"
 
 
 def _with_islands(model: Model, options: CompileOptions) -> Compiled:

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dagexec.platform import system
 from dagexec.platform.cgroups import control_groups
 from dagexec.platform.lazy import LazyModule
 from dagexec.platform.records import dataclass
+from dagexec.platform.system import affinity, caches, processor_field
 
 if not TYPE_CHECKING:
     threadpoolctl = LazyModule("threadpoolctl")
@@ -32,9 +34,6 @@ _FLOAT32_BITS = 32
 _DEFAULT_CACHE = 32 << 20
 _DEFAULT_CORE_CACHE = 1 << 20
 _DEFAULT_WAYS = 8
-_UNITS = {"K": 10, "M": 20, "G": 30}
-_PROCESSOR = Path("/proc/cpuinfo")
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True)
@@ -113,21 +112,12 @@ def own_instruction_set() -> InstructionSet:
 
 def _features() -> frozenset[str]:
     """What an x86 processor and its system offer, as Linux calls it; elsewhere what NumPy knows of it."""
-    flags = _told("flags")
+    flags = processor_field("flags")
     if flags:
         return frozenset(flags.split())
     known = getattr(getattr(np, "_core", None), "_multiarray_umath", None)
     names = {name.lower() for name, there in getattr(known, "__cpu_features__", {}).items() if there}
     return frozenset(feature for name in names for feature in _AS_LINUX.get(name, (name,)))
-
-
-def _told(what: str) -> str:
-    """What Linux tells of the first core under a name; "" elsewhere."""
-    try:
-        lines = _PROCESSOR.read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")
 
 
 @cache
@@ -151,7 +141,7 @@ def blas_core() -> str:
 @cache
 def processor_name() -> str:
     """The name of this machine's processor, such as "AMD EPYC 9B14"; its architecture where no name is known."""
-    return _told("model name") or platform.processor() or platform.machine()
+    return system.processor_name() or platform.processor() or platform.machine()
 
 
 @cache
@@ -176,8 +166,7 @@ def available_cores() -> int:
 
     A quota of 1.5 cores counts as 1: threads that wait for each other would spend the rest on waiting.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.floor(min(cores, _most_cores, cpu_quota())))
+    return max(1, math.floor(min(affinity(), _most_cores, cpu_quota())))
 
 
 @cache
@@ -203,32 +192,16 @@ def _quotas(folder: Path) -> Iterator[float]:
 @cache
 def last_level_cache() -> int:
     """Bytes of the processor's largest cache, as far as the system tells; 32 MiB otherwise."""
-    return max((size for _, size in _caches()), default=_DEFAULT_CACHE)
+    return max((one.nbytes for one in caches()), default=_DEFAULT_CACHE)
 
 
 @cache
 def core_cache() -> int:
     """Bytes of a core's second-level cache, as far as the system tells; 1 MiB otherwise."""
-    return next((size for level, size in _caches() if level == 2), _DEFAULT_CORE_CACHE)
+    return next((one.nbytes for one in caches() if one.level == 2), _DEFAULT_CORE_CACHE)
 
 
 @cache
 def nearest_cache_ways() -> int:
     """Places that a line of memory may have in a core's first-level cache, as far as the system tells; 8 otherwise."""
-    for folder in sorted(_CACHES.glob("index*")):
-        try:
-            if int((folder / "level").read_text()) == 1 and (folder / "type").read_text().strip() == "Data":
-                return int((folder / "ways_of_associativity").read_text()) or _DEFAULT_WAYS
-        except (OSError, ValueError):
-            continue
-    return _DEFAULT_WAYS
-
-
-def _caches() -> Iterator[tuple[int, int]]:
-    """Level and bytes of the caches of the first core that hold data."""
-    for folder in sorted(_CACHES.glob("index*")):
-        try:
-            text = (folder / "size").read_text().strip()
-            yield int((folder / "level").read_text()), int(text[:-1]) << _UNITS[text[-1]]
-        except (OSError, ValueError, KeyError, IndexError):
-            continue
+    return next((one.ways for one in caches() if one.level == 1 and one.ways), _DEFAULT_WAYS)

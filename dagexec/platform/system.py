@@ -90,13 +90,18 @@ def caches() -> tuple[Cache, ...]:
 
 def _caches_of_linux() -> Iterator[Cache]:
     for folder in sorted(_CACHES.glob("index*")):
-        try:
-            if (folder / "type").read_text().strip() == "Instruction":
-                continue
-            text, ways = ((folder / name).read_text().strip() for name in ("size", "ways_of_associativity"))
-            yield Cache(int((folder / "level").read_text()), int(text[:-1]) << _UNITS[text[-1]], int(ways))
-        except (OSError, ValueError, KeyError, IndexError):
-            continue
+        kind, level, size, ways = (
+            _text_of(folder / name) for name in ("type", "level", "size", "ways_of_associativity")
+        )
+        if kind != "Instruction" and level.isdigit() and size[:-1].isdigit() and size[-1] in _UNITS:
+            yield Cache(int(level), int(size[:-1]) << _UNITS[size[-1]], int(ways) if ways.isdigit() else 0)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _caches_of_macos() -> Iterator[Cache]:

@@ -28,9 +28,10 @@ class Machine:
 
         `DAGEXEC_OWN_KERNELS=off` switches them off.
         """
-        return self.lanes >= AVX2 and not _is_off() and can_run()
+        return self.lanes >= AVX2 and not are_switched_off() and can_run()
 
 
 @cache
-def _is_off() -> bool:
+def are_switched_off() -> bool:
+    """True where `DAGEXEC_OWN_KERNELS` says so."""
     return os.environ.get("DAGEXEC_OWN_KERNELS", "") == "off"

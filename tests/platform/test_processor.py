@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from dagexec.ops.engines.onednn.binding import library
-from dagexec.platform import cgroups, processor
+from dagexec.platform import cgroups, processor, system
 from dagexec.platform.processor import available_cores, cpu_quota, instruction_set, processor_name
 
 
@@ -104,7 +104,7 @@ def own_isa(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, s
 
     def found(flags: str, limit: str = "") -> str:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: fpu {flags} rdrand\nprocessor : 1\n")
-        monkeypatch.setattr(processor, "_PROCESSOR", tmp_path / "cpuinfo")
+        monkeypatch.setattr(system, "_PROCESSOR", tmp_path / "cpuinfo")
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
         isa = processor.own_instruction_set.__wrapped__()
         return f"{isa.name} {isa.lanes}"
@@ -156,7 +156,7 @@ def test_where_the_system_tells_no_flags_numpy_does(
     monkeypatch.setattr(processor.np, "_core", SimpleNamespace(_multiarray_umath=SimpleNamespace(
         __cpu_features__=features
     )))  # fmt: skip
-    monkeypatch.setattr(processor, "_told", lambda what: "")
+    monkeypatch.setattr(processor, "processor_field", lambda what: "")
     assert own_isa("", "") == isa
 
 
@@ -196,7 +196,7 @@ def test_a_key_tells_processors_of_one_name_apart(monkeypatch: pytest.MonkeyPatc
 
 
 def test_caches_are_told_by_the_system_or_assumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(processor, "_CACHES", tmp_path)
+    monkeypatch.setattr(system, "_CACHES", tmp_path)
     assert processor.last_level_cache.__wrapped__() == 32 << 20
     assert processor.core_cache.__wrapped__() == 1 << 20
     for index, (level, size) in enumerate([("1", "32K"), ("2", "512K"), ("3", "16M"), ("4", "unknown")]):
@@ -210,12 +210,12 @@ def test_caches_are_told_by_the_system_or_assumed(monkeypatch: pytest.MonkeyPatc
 def test_ways_of_the_cache_for_data_are_told_by_the_system_or_assumed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(processor, "_CACHES", tmp_path)
+    monkeypatch.setattr(system, "_CACHES", tmp_path)
     assert processor.nearest_cache_ways.__wrapped__() == 8
     kinds = [("1", "Instruction", "16"), ("1", "Data", "unknown"), ("1", "Data", "12"), ("2", "Unified", "4")]
     for index, (level, kind, ways) in enumerate(kinds):
         (tmp_path / f"index{index}").mkdir()
-        for name, text in (("level", level), ("type", kind), ("ways_of_associativity", ways)):
+        for name, text in (("level", level), ("type", kind), ("ways_of_associativity", ways), ("size", "32K")):
             (tmp_path / f"index{index}" / name).write_text(f"{text}\n")
     assert processor.nearest_cache_ways.__wrapped__() == 12
 

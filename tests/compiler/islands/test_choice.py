@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import onnxruntime
 import pytest
 
 import dagexec
+from dagexec.compiler import compilation
 from dagexec.compiler.compilation import compile_model
 from dagexec.compiler.islands import choice, mixing
 from dagexec.compiler.islands.choice import Bench
@@ -63,6 +65,33 @@ def test_without_time_for_tuning_islands_must_win_short_runs_clearly(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("islands", "is_installed", "is_off", "taken"),
+    [
+        (None, True, False, True),
+        ("none", True, False, False),
+        (None, False, False, False),
+        (None, True, True, False),  # NumPy was asked for
+    ],
+)
+def test_where_no_kernels_run_onnxruntime_computes_unless_somebody_says_otherwise(
+    islands: str | None,
+    is_installed: bool,
+    is_off: bool,
+    taken: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert "Island" not in compiled(islands=None)[0]  # this processor has kernels
+    monkeypatch.setattr(compilation, "engine_library", lambda: None)
+    monkeypatch.setattr(compilation, "are_switched_off", lambda: is_off)
+    monkeypatch.setattr(compilation, "find_spec", lambda _name: object() if is_installed else None)
+    with caplog.at_level(logging.INFO, "dagexec"):
+        assert ("Island" in compiled(islands=islands)[0]) is taken
+    told = [one.message for one in caplog.records if "no kernels run on this processor" in one.message]
+    assert len(told) == taken
+
+
 def test_what_short_runs_decided_is_kept_until_there_is_time_for_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "Deadline", lambda _seconds: Deadline(math.inf))  # what comes too late is not kept
     planted(monkeypatch, 0.5)
