@@ -23,7 +23,7 @@ from dagexec.core.registry import new_operator
 from dagexec.core.schema import NO_TENSOR, UNBOUNDED, OperatorCall, TensorType
 from dagexec.core.variant import Content, Variant
 from dagexec.core.workspace import Workspace
-from dagexec.errors import ModelFormatError
+from dagexec.errors import ModelFormatError, ShapeError
 from dagexec.ops.base.blocks import Array
 
 if TYPE_CHECKING:
@@ -127,7 +127,11 @@ class OnnxSession(Operator):
             for blob, array in zip(self.input_blobs, arrays, strict=True)
         ]
         for blob, found in zip(self.output_blobs, session.run(list(map(_to_session, given))), strict=True):
-            _take(blob, _from_session(found))
+            taken = _from_session(found)
+            if isinstance(taken, tuple) and any(element is None for element in taken):
+                what = f"an element of the sequence {blob.name!r} must be a tensor, found nothing"
+                raise ShapeError(f"{self.label}: {what}")
+            _take(blob, taken)
 
 
 def _take(blob: Blob, found: object) -> None:

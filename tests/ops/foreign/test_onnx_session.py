@@ -250,3 +250,19 @@ def test_ngrams_that_onnxruntime_would_write_out_of_bounds_for_do_not_reach_it(c
     assert found.tolist() == [[0, 3, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1, 1]]
     with pytest.raises(UnsupportedOperatorError, match=r"TfIdfVectorizer 'y': .*ngram"):
         check_for_onnxruntime(onnx.ModelProto.FromString(vectorizer(*NGRAMS[case])))
+
+
+def test_a_sequence_with_an_element_that_is_nothing_is_refused() -> None:
+    """A node without the input that it must have, which only the reference implementation takes."""
+    graph = helper.make_graph(
+        [helper.make_node("SequenceConstruct", [""], ["s"])],
+        "graph",
+        [],
+        [helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    with (
+        dagexec.compile(model.SerializeToString()) as executor,
+        pytest.raises(OperatorError, match="an element of the sequence 's' must be a tensor, found nothing"),
+    ):
+        executor.run({})
