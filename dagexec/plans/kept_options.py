@@ -80,7 +80,7 @@ _DECIDED: Mapping[str, Read] = {
     "keep": _texts,
     "shapes": _or_none(_map_of(_counts)),
     "operator_arguments": _or_none(_map_of(_argument)),
-    "islands": text,
+    "islands": _or_none(text),
     "foreign": flag,
     "net_type": _or_none(text),
     "device": _or_none(text),

@@ -146,7 +146,7 @@ ENGINE_BUGS = (
         ),
         from_both_sides,
         True,
-        "it is to take piece 1 of 4",
+        "it is to take piece",
     ),
     ShellBug(
         "machine code does not count what is taken from the last",

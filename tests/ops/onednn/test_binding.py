@@ -131,7 +131,7 @@ FAKES = {
 def test_a_library_that_does_not_do_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, fake: Any, message: str
 ) -> None:
-    ffi = SimpleNamespace(dlopen=lambda _path: fake, new=lambda _kind: [None], error=AttributeError)
+    ffi = SimpleNamespace(dlopen=lambda _path: fake, new=lambda _kind, _value=None: [None], error=AttributeError)
     monkeypatch.setattr(binding, "_ffi", lambda: ffi)
     with pytest.raises(DeviceError, match=f"some/path: .*{message}"):
         load("some/path")

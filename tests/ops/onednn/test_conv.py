@@ -386,6 +386,7 @@ def test_another_batch_is_prepared_anew(by_onednn: pytest.LogCaptureFixture) -> 
 
 def test_without_the_library_numpy_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("dagexec.ops.engines.onednn.binding._found", [None])
+    monkeypatch.setattr("dagexec.ops.engines.onednn.binding.own_kernels", lambda: None)
     layer = Layer(SQUARE)
     with caplog.at_level(logging.INFO, "dagexec"):
         (y,) = run_operator("Conv", list(layer.fed("NHWC")), engine="ONEDNN", **layer.arguments("NHWC"))
