@@ -30,7 +30,7 @@ from dagexec.scheduler.plan.culprit import NameStep, label_of
 from dagexec.scheduler.plan.dynamic import dependence
 from dagexec.scheduler.plan.inference import inferred_and_settled
 from dagexec.scheduler.plan.preparation import Preparation
-from dagexec.scheduler.run.inline import failure_inline
+from dagexec.scheduler.run.inline import raise_inline
 from dagexec.scheduler.run.run import Helping, Run
 from dagexec.scheduler.run.work import chain_work
 
@@ -219,10 +219,7 @@ class BodyNet(BaseNet):
             if run is not None and run.stopped:
                 check_stopped(self.name)
         except BaseException as error:
-            failure = failure_inline(self.name, step, error, name_step)
-            if failure is error:
-                raise
-            raise failure from error
+            raise_inline(self.name, step, error, name_step)
 
     def _forget_preparations(self) -> None:
         """Drop all steps."""

@@ -65,6 +65,7 @@ class SimpleNet(BaseNet):
             finally:
                 if observed is not None:
                     observed.stopped(error)
+                del error  # its traceback has this frame
 
     def _execute_until(self, deadline: float, timeout: float, steps: Sequence[Step], preparation: Preparation) -> None:
         """Call `steps`, those of all operators that are not settled."""
@@ -124,7 +125,10 @@ class SimpleNet(BaseNet):
         if timer is not None:
             timer.cancel()
         if interruption is not None:
-            raise interruption
+            try:
+                raise interruption
+            finally:
+                del interruption
         if run.error is cancelled and late in run.secondary:  # it went on all the same, until it was late
             raise late
         run.raise_error()

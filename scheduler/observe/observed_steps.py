@@ -61,6 +61,7 @@ class ObservedOperator:
             raise
         finally:
             run.observer.operator_stopped(run, index, worker, start, _now(), error)
+            del error  # its traceback has this frame
 
     def _profile(self, worker: str, profiled: Profiled) -> None:
         for part in profiled():
@@ -109,6 +110,7 @@ class SharedOperator:
         start, end = min(self.began, default=now), max(self.ended, default=now)
         worker = threading.current_thread().name
         self.run.observer.operator_stopped(self.run, self.index, worker, start, end, self.error)
+        self.error = None
 
     def give_up(self, error: BaseException | None) -> None:
         """The run is over, which ends the operator, too."""
@@ -143,6 +145,7 @@ class ObservedPiece:
             end = _now()
             operator.ended.append(end)
             observer.piece_stopped(run, *place, worker, start, end, error)
+            del error
 
 
 def _profiling(step: Step, observer: Observer) -> Profiled | None:

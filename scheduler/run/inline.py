@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from typing import NoReturn
 
 from dagexec.core.operator import Step
 from dagexec.platform.threads import ThreadWait
@@ -43,15 +44,15 @@ def run_inline(net: str, steps: Iterable[Step], name_step: NameStep) -> None:
         for step in steps:
             step()
     except BaseException as error:
-        failure = failure_inline(net, step, error, name_step)
-        if failure is error:
-            raise
-        raise failure from error
+        raise_inline(net, step, error, name_step)
 
 
-def failure_inline(net: str, step: Step | None, error: BaseException, name_step: NameStep) -> BaseException:
-    """What a run in this thread ends with when `step` raised `error`: the error itself, or one that names it."""
+def raise_inline(net: str, step: Step | None, error: BaseException, name_step: NameStep) -> NoReturn:
+    """Raise what a run in this thread ends with when `step` raised `error`: `error` itself, or one that names `step`.
+
+    To be called while `error` is handled.
+    """
     signaled = not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()
     if step is None or signaled or needs_no_culprit(error):
-        return error
-    return operator_failure(net, name_step(None, getattr(error, "failed_call", step)), error)
+        raise
+    raise operator_failure(net, name_step(None, getattr(error, "failed_call", step)), error) from error

@@ -154,14 +154,24 @@ class Run:
         return sum(self.machine.task_seconds())
 
     def raise_error(self) -> None:
-        """Raise the first error, if any; errors of other workers are attached as notes and logged."""
-        if self.error is None:
+        """Raise the first error, if any; errors of other workers are attached as notes and logged.
+
+        The run lets go of it. Its traceback has the frames that have the run: as a cycle they would stay until the
+        garbage collector comes by, with all that their variables refer to.
+        """
+        error = self.error
+        if error is None:
             return
         for other in self.secondary:
             if not isinstance(other, RunCancelledError):
-                self.error.add_note(f"secondary error: {other}")
+                error.add_note(f"secondary error: {other}")
                 logger.warning("net %s: secondary error: %s", self.name, other)
-        raise self.error
+        self.error = None
+        self.secondary.clear()
+        try:
+            raise error
+        finally:
+            del error
 
     def check_complete(self) -> None:
         """Raise DagexecError unless all was done. A check on the scheduler itself, after a run without error."""

@@ -129,8 +129,11 @@ class PooledRuns:
         request.steps = None
         self._dispatcher.ran_here(request, threads().monotonic())
         self._end(request, result, error)
-        if error is not None and not isinstance(error, Exception):
-            raise error
+        try:
+            if error is not None and not isinstance(error, Exception):
+                raise error
+        finally:
+            del error  # its traceback has this frame
 
     def _computed(self, request: Request) -> Outputs:
         """The results of `request`, computed in the calling thread."""
@@ -363,7 +366,10 @@ class PooledRuns:
                 if run is not None:
                     self._pool.stop(run, error)
                 return
-        self._end(request, result, error)
+        try:
+            self._end(request, result, error)
+        finally:
+            del error  # its traceback has this frame
 
     def _reported(self, error: BaseException) -> BaseException:
         """The error that the caller of a request gets for `error`: not one that would end the caller's own thread."""
