@@ -36,8 +36,8 @@ CHOSEN = (
 """What depends on instructions and on the order of memory: assemblers, kernels, the scheduler in machine code, nets
 against float64, and bytes under threads and batches."""
 
-SAME = ("lenet", "mobilenet_v2")
-"""Nets without Winograd's algorithm, whose weights NumPy makes, by products that it fuses with sums on Arm alone."""
+SAME = ("lenet", "mobilenet_v2", "resnet20")
+"""Nets of layers, of depthwise convolutions, and of Winograd's algorithm."""
 
 PACKAGES = ("python3", "libstdc++6", "libgomp1", "libgcc-s1")
 WHEELS = ("numpy", "ml_dtypes", "networkx", "anyio", "protobuf", "onnx", "threadpoolctl", "typer", "rich", "cffi")

@@ -54,7 +54,7 @@ from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of
 from dagexec.ops.kernels.tables import in_phases, shares
 
 _COLD = 7e-10  # seconds: ten times what each byte takes where a core goes on to a piece with other working memory
-_TRANSFORMED = 2048  # filters of one channel that are transformed at once: they stay in a cache
+_TRANSFORMED = 1 << 14  # filters of one channel that are transformed at once: they stay in a cache
 _PIECE = 4 << 20  # bytes of transformed filters that wait to be packed
 _FLOAT = 4  # bytes
 
@@ -175,16 +175,16 @@ def _transform(tiling: Tiling, lanes: int, problem: Problem, array: Array, packe
 
     It is made for a few places at a time, so that beside the result there is only a part of it in another layout.
     """
-    layer, matrix = tiling.layer, _filter_matrix(tiling.outputs)
+    layer = tiling.layer
     is_in_a_row = array.ndim == 1  # bytes of the filter's layout, while implementations are measured
     windows = in_plain_order(problem, array).reshape(-1, TAPS, TAPS) if is_in_a_row else array
-    filters = np.ascontiguousarray(np.moveaxis(windows, (-2, -1), (0, 1))).reshape(TAPS * TAPS, -1)
-    rows = max(1, _PIECE // (_FLOAT * filters.shape[1]))
-    size = _FLOAT * filters.shape[1] // layer.groups
-    for first in range(0, len(matrix), rows):
-        part = matrix[first : first + rows]
-        found = np.empty((len(part), filters.shape[1]), np.float32)
-        _at_places(part, filters, found)
+    filters = np.ascontiguousarray(np.moveaxis(windows, (-2, -1), (0, 1))).reshape(TAPS, TAPS, -1)
+    rows = max(1, _PIECE // (_FLOAT * filters.shape[2]))
+    size = _FLOAT * filters.shape[2] // layer.groups
+    for first in range(0, tiling.places, rows):
+        places = range(first, min(first + rows, tiling.places))
+        found = np.empty((len(places), filters.shape[2]), np.float32)
+        _at_places(places, _filter_lines(tiling.outputs), filters, found)
         for number, weights in enumerate(
             found.reshape(-1, layer.filters // layer.groups, layer.channels // layer.groups)
         ):
@@ -193,18 +193,34 @@ def _transform(tiling: Tiling, lanes: int, problem: Problem, array: Array, packe
 
 
 @lru_cache(maxsize=2)
-def _filter_matrix(outputs: int) -> Array:
-    """What transforms the taps of a window to places."""
-    return kronecker([minimal_filter(outputs, TAPS).filter] * 2, np.float32)
+def _filter_lines(outputs: int) -> Array:
+    """G, which transforms a line of taps to the places of a line of a tile."""
+    return kronecker([minimal_filter(outputs, TAPS).filter], np.float32)
 
 
-def _at_places(matrix: Array, filters: Array, found: Array) -> None:
-    """`matrix` [places, taps] times `filters` [taps, M * C/G] to `found` [places, M * C/G].
+def _at_places(places: range, lines: Array, filters: Array, found: Array) -> None:
+    """`filters` [rows, columns, M * C/G] at `places` of a tile, row by row, to `found` [places, M * C/G].
 
-    Not by a BLAS, whose sums depend on the threads that it has at the moment: batches may have the filter in layouts of
-    their own, which are made at different times and must hold the same bytes. A row of the product has the same bytes
-    whatever rows are beside it.
+    Products are rounded before they are added, on every processor: a BLAS's sums depend on its threads, and `einsum`
+    fuses products and sums on some. So the bytes of a place are the same wherever and beside whichever it is made.
     """
-    for start in range(0, filters.shape[1], _TRANSFORMED):
-        part = slice(start, start + _TRANSFORMED)
-        np.einsum("pt,tf->pf", matrix, filters[:, part], out=found[:, part])
+    for start in range(0, filters.shape[2], _TRANSFORMED):
+        part = filters[..., start : start + _TRANSFORMED]
+        line, products = np.empty((2, *part.shape[1:]), np.float32)
+        for number, place in enumerate(places):
+            row, column = divmod(place, len(lines))
+            if number == 0 or column == 0:
+                _weighted_sum(lines[row], part, line, products)
+            target = found[number, start : start + _TRANSFORMED]
+            _weighted_sum(lines[column], line, target, products[0])
+
+
+def _weighted_sum(weights: Array, arrays: Array, total: Array, products: Array) -> None:
+    """The sum of `arrays`, each times its weight, to `total`; `products` is memory of the same shape."""
+    target = total
+    for weight, array in zip(weights, arrays, strict=True):
+        if weight:
+            np.multiply(array, weight, out=target)
+            if target is products:
+                total += products
+            target = products
