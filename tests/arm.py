@@ -16,6 +16,8 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.selection import ROOT, part_of_commit
@@ -117,22 +119,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Chosen tests on 64-bit Arm.")
     parser.add_argument("--install", action="store_true", help="only unpack what is needed")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no tests after so many")
-    parser.add_argument("tests", nargs="*", default=CHOSEN)
+    parser.add_argument("tests", nargs="*", help="files or folders instead of those chosen here")
     arguments = parser.parse_args()
     if arguments.install:
         if not IS_ARM:
             install()
         return 0
-    deadline, turn = time.monotonic() + arguments.seconds, part_of_commit() % len(arguments.tests)
+    chosen: list[tuple[str, Callable[[], bool]]] = [(tests, partial(run, tests)) for tests in arguments.tests or CHOSEN]
+    if not IS_ARM and not arguments.tests:
+        chosen.append(("the bytes of AVX2", has_same_bytes))
+    deadline, part = time.monotonic() + arguments.seconds, part_of_commit()
+    turn = (part + part // len(chosen)) % len(chosen)  # another one each time that the matrix comes to this row
     found: dict[str, str] = {}
-    for tests in (*arguments.tests[turn:], *arguments.tests[:turn]):
+    for name, check in (*chosen[turn:], *chosen[:turn]):
         begun = time.monotonic()
         if begun > deadline:
-            found[tests] = "left out for want of time"
+            found[name] = "left out for want of time"
             continue
-        found[tests] = f"{'passed' if run(tests) else 'FAILED'} in {time.monotonic() - begun:.0f} s"
-    if not IS_ARM and arguments.tests == CHOSEN and time.monotonic() < deadline:
-        found["the bytes of AVX2"] = "the same" if has_same_bytes() else "FAILED"
+        found[name] = f"{'passed' if check() else 'FAILED'} in {time.monotonic() - begun:.0f} s"
     print("\n64-bit Arm" + ("" if IS_ARM else ", emulated"))
     for name, text in found.items():
         print(f"  {name:50}{text}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,9 +59,13 @@ def new_cupy(machine: Machine) -> Any:
     return found
 
 
+@cache
 def has_compiler() -> bool:
-    """True where kernels can be compiled for the host."""
-    return shutil.which("g++") is not None
+    """True where kernels can be compiled for the processor that this process runs on, which may be emulated."""
+    if shutil.which("g++") is None:
+        return False
+    target = subprocess.run(["g++", "-dumpmachine"], capture_output=True, text=True, check=False).stdout
+    return target.startswith(platform.machine())
 
 
 @contextmanager

@@ -270,6 +270,7 @@ def test_who_leaves_more_behind_than_it_takes_says_so_while_a_worker_sleeps() ->
     pool.tell(0, False)
     assert me.enter(Mode.CONTINUE) == Outcome.FINISHED
     assert counting.counts.tolist() == [3]
+    run.ticks()[:] = 1  # whatever it took: the machine may be busy
     counting.tasks.learn(run)
     short = counting.tasks.new_run()
     short.belong_to(pool, 2)
