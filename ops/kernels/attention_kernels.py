@@ -15,6 +15,7 @@ from functools import cache, lru_cache, partial
 
 import numpy as np
 
+from dagexec.ops.kernels.panel_kernels import first_columns, load_columns, store_columns
 from dagexec.platform.assembly.instructions import (
     ADD,
     ADD_INTEGERS,
@@ -60,6 +61,7 @@ _SAVED = (RBX, RBP, R12, R13, R14, R15)
 _VECTOR = 32  # bytes
 _STEP = 4  # elements of the inner axis in a pass of the loop
 _ROWS_OF_BASE = 5
+_SPARE = 2  # registers of a panel of one vector beside its sums: for a row of W, and a number of X
 
 
 # --- keys, transposed
@@ -156,13 +158,15 @@ def most_vectors(rows: int, lanes: int) -> int:
 
 
 @lru_cache(maxsize=512)
-def product_kernel(rows: int, vectors: int, lanes: int, has_passes: bool, rest: int) -> int | None:
+def product_kernel(rows: int, vectors: int, lanes: int, has_passes: bool, rest: int, columns: int = 0) -> int | None:
     """The address of a function of X, W, Y and fields, Y = X W, for blocks of `rows` and panels of `vectors`.
 
-    Rows of all three may be any distance apart. The inner axis has passes of _STEP elements and `rest` more.
+    Rows of all three may be any distance apart. The inner axis has passes of _STEP elements and `rest` more. Of a
+    panel of one vector the first `columns` may be all that there are.
     """
     code = Assembler(lanes)
     code.enter(*_SAVED)
+    mask = first_columns(code, rows * vectors + _SPARE, rows * vectors, columns) if columns else None
     for register, field in ((R8, X_ROW), (R9, X_3_ROWS), (R12, W_ROW), (R13, Y_ROW), (RBX, PANELS)):
         code.load_field(register, 8 * field, RCX)
     panel = code.here()
@@ -182,15 +186,15 @@ def product_kernel(rows: int, vectors: int, lanes: int, has_passes: bool, rest: 
         code.load_field(RBP, 8 * WHOLE, RCX)
         code.add(RBP, R14)
         inner = code.here()
-        _multiply(code, sums, _STEP)
+        _multiply(code, sums, _STEP, mask)
         for base in (R10, R11):
             code.add_number(base, 4 * _STEP)
         code.compare(R10, RBP)
         code.jump_if_below(inner)
-    _multiply(code, sums, rest)
+    _multiply(code, sums, rest, mask)
     for targets in sums:
         for number, vector in enumerate(targets):
-            code.store_at(vector, R15, number * 4 * lanes)
+            store_columns(code, vector, R15, number, mask)
         code.add(R15, R13)
     code.add_field(R14, 8 * X_BLOCK, RCX)
     code.count_down()
@@ -203,14 +207,14 @@ def product_kernel(rows: int, vectors: int, lanes: int, has_passes: bool, rest: 
     return executable(code.code())
 
 
-def _multiply(code: Assembler, sums: list[list[int]], steps: int) -> None:
-    """Adds to the sums the products of so many columns of X and rows of W."""
+def _multiply(code: Assembler, sums: list[list[int]], steps: int, mask: int | None) -> None:
+    """Adds to the sums the products of so many columns of X and rows of W, of which a mask selects elements."""
     vectors, free = len(sums[0]), sum(map(len, sums))
     weights = range(free, free + vectors)
     column = free + vectors if free + vectors < REGISTERS[code.lanes] else REPEATED[0]
     for step in range(steps):
         for number, vector in enumerate(weights):
-            code.load_at(vector, RAX, number * 4 * code.lanes)
+            load_columns(code, vector, (RAX, None), number, mask)
         for row, targets in enumerate(sums):
             base = (R10, R11)[row // _ROWS_OF_BASE]
             index, scale = ((None, 1), (R8, 1), (R8, 2), (R9, 1), (R8, 4))[row % _ROWS_OF_BASE]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import pairwise
 
+from dagexec.ops.kernels.panel_kernels import first_columns, load_columns
 from dagexec.platform.assembly.instructions import (
     ADD,
     FMA,
@@ -41,6 +42,7 @@ go on behind each block; bytes of a row that are multiplied, whole vectors; how 
 element of Y to that of the bias."""
 
 _SAVED = (RBX, RBP, R12, R13, R14, R15)
+_SPARE = 2  # vectors for numbers of a single row of X and of one of W
 _FREE = (R8, R9, R10, R11, R12, R13, R14, R15)
 
 
@@ -50,13 +52,15 @@ def units_of_block(rows: int, lanes: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def dot_kernel(rows: int, units: int, lanes: int) -> int | None:
+def dot_kernel(rows: int, units: int, lanes: int, rest: int = 0, *, has_bias: bool = True) -> int | None:
     """The address of a function of X, W, Y and fields, for blocks of `rows` by `units`; None where it cannot run.
 
-    Blocks lie one behind another along the rows, or along the units.
+    Blocks lie one behind another along the rows, or along the units. A single row may have `rest` more elements than
+    fill vectors.
     """
     code = Assembler(lanes)
     code.enter(*_SAVED)
+    mask = first_columns(code, units + _SPARE, units, rest) if rest else None
     sources = [RDI, *_FREE[: rows - 1]]
     weights = [RSI, *_FREE[rows - 1 : rows + units - 2]]
     code.load_field(RBX, 8 * BIAS, RCX)
@@ -71,14 +75,21 @@ def dot_kernel(rows: int, units: int, lanes: int) -> int | None:
     for vector in range(rows * units):
         code.clear_vector(vector)
     _multiply(code, sums, sources, weights)
+    if mask is not None:
+        value, weight = range(units, units + _SPARE)
+        load_columns(code, value, (RDI, RAX), 0, mask)
+        for unit, register in enumerate(weights):
+            load_columns(code, weight, (register, RAX), 0, mask)
+            code.compute(FMA, unit, value, weight)
     spare = rows * units
     for vector in range(rows * units):
         _add_up(code, vector, spare)
     code.move(RAX, RDX)
     for row in sums:
         for unit, vector in enumerate(row):
-            code.broadcast(spare, RBX, None, 1, 4 * unit)
-            code.compute(ADD, vector, vector, spare)
+            if has_bias:
+                code.broadcast(spare, RBX, None, 1, 4 * unit)
+                code.compute(ADD, vector, vector, spare)
             code.store_first(vector, RAX, None, 1, 4 * unit)
         code.add_field(RAX, 8 * Y_ROW, RCX)
     for register, field in ((RDI, X_STEP), (RSI, W_STEP), (RDX, Y_STEP), (RBX, BIAS_STEP)):

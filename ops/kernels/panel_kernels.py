@@ -202,22 +202,22 @@ def _write_first(code: Assembler, sums: list[list[int]], adds: bool, rest: int) 
     One vector of the bias is there at a time: with NEON three registers are free.
     """
     spare = sum(map(len, sums))
-    mask = _mask(code, spare + 1, spare, rest)
+    mask = first_columns(code, spare + 1, spare, rest)
     for number in range(len(sums[0])):
-        _load(code, spare, (R14, None), number, mask if number == len(sums[0]) - 1 else None)
+        load_columns(code, spare, (R14, None), number, mask if number == len(sums[0]) - 1 else None)
         for targets in sums:
             code.compute(ADD, targets[number], targets[number], spare)
     for targets in sums:
         for number, vector in enumerate(targets):
             within = mask if vector == targets[-1] else None
             if adds:
-                _load(code, spare, (RDX, R13), number, within)
+                load_columns(code, spare, (RDX, R13), number, within)
                 code.compute(ADD, vector, vector, spare)
-            _store(code, vector, RDX, number, within)
+            store_columns(code, vector, RDX, number, within)
         code.add(RDX, R12)
 
 
-def _mask(code: Assembler, vector: int, spare: int, count: int) -> int:
+def first_columns(code: Assembler, vector: int, spare: int, count: int) -> int:
     """What selects the first `count` columns: `vector`, or with AVX-512 another kind of register. `spare` changes."""
     mask = vector if code.lanes == 8 else 1
     [number] = struct.unpack("<f", struct.pack("<i", count))
@@ -226,7 +226,7 @@ def _mask(code: Assembler, vector: int, spare: int, count: int) -> int:
     return mask
 
 
-def _load(code: Assembler, vector: int, place: tuple[int, int | None], number: int, mask: int | None) -> None:
+def load_columns(code: Assembler, vector: int, place: tuple[int, int | None], number: int, mask: int | None) -> None:
     """Of the vectors at a place, vector = that of a number, or the elements of it that a mask selects."""
     offset = number * 4 * code.lanes
     if mask is None:
@@ -235,7 +235,7 @@ def _load(code: Assembler, vector: int, place: tuple[int, int | None], number: i
         code.load_masked(vector, mask, *place, 1, offset)
 
 
-def _store(code: Assembler, vector: int, base: int, number: int, mask: int | None) -> None:
+def store_columns(code: Assembler, vector: int, base: int, number: int, mask: int | None) -> None:
     """Likewise, of the vectors at a base that of a number = vector."""
     offset = number * 4 * code.lanes
     if mask is None:
@@ -251,15 +251,15 @@ def _finish(code: Assembler, rows: int, vectors: int, post_ops: tuple[PostOp, ..
     for _ in range(rows):
         for number in range(vectors):
             is_part = rest and number == vectors - 1
-            mask = _mask(code, of_mask, spare, rest) if is_part else None
-            _load(code, 0, (RAX, None), number, mask)
+            mask = first_columns(code, of_mask, spare, rest) if is_part else None
+            load_columns(code, 0, (RAX, None), number, mask)
             for write in written:
                 if write is not None:
                     write(code, 0)
                 elif mask is None:
                     code.compute_memory(ADD, 0, 0, RAX, R13, number * 4 * code.lanes)
                 else:
-                    _load(code, spare, (RAX, R13), number, _mask(code, of_mask, spare, rest))
+                    load_columns(code, spare, (RAX, R13), number, first_columns(code, of_mask, spare, rest))
                     code.compute(ADD, 0, 0, spare)
-            _store(code, 0, RAX, number, _mask(code, of_mask, spare, rest) if is_part else None)
+            store_columns(code, 0, RAX, number, first_columns(code, of_mask, spare, rest) if is_part else None)
         code.add(RAX, R12)

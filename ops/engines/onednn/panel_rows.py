@@ -26,7 +26,7 @@ from dagexec.platform.records import dataclass
 
 _FLOAT = 4  # bytes
 _FAR = 4096  # bytes: of rows that are a multiple of it apart, the first cache holds as many as it has ways
-_MOST_ROWS = {8: {3: 4, 2: 6, 1: 10}, 16: {2: 8, 1: 10}}
+MOST_ROWS = {8: {3: 4, 2: 6, 1: 10}, 16: {2: 8, 1: 10}}
 """By lanes and vectors of a panel, the most rows that are computed at once."""
 
 
@@ -134,8 +134,8 @@ def panels_of_rows(
     found = []
     for start, stop, width in widths(units, lanes):
         columns, vectors = np.arange(start, stop, width), width // lanes
-        most = _MOST_ROWS[lanes][vectors]
-        blocks = _blocks(rows.count, min(most, nearest_cache_ways() - 1) if rows.read % _FAR == 0 else most)
+        most = MOST_ROWS[lanes][vectors]
+        blocks = blocks_of_rows(rows.count, min(most, nearest_cache_ways() - 1) if rows.read % _FAR == 0 else most)
         fields = np.empty((len(columns), len(blocks), SKIPPED + 1), np.int64)
         for number, (_, block, count) in enumerate(blocks):
             panel, segment = (_FLOAT * size * width for size in (rows.inner, rows.segment))
@@ -151,7 +151,7 @@ def panels_of_rows(
     return found
 
 
-def _blocks(rows: int, most: int) -> list[tuple[int, int, int]]:
+def blocks_of_rows(rows: int, most: int) -> list[tuple[int, int, int]]:
     """Blocks of at most so many rows, of equal size but the last: of each size the first row, the size, how many."""
     block = -(-rows // -(-rows // most))
     count, rest = divmod(rows, block)

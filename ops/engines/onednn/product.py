@@ -31,6 +31,7 @@ from dagexec.ops.engines.onednn.descriptors import (
 )
 from dagexec.ops.engines.onednn.dot_product import can_multiply, dot_step
 from dagexec.ops.engines.onednn.finishing import finishing_step
+from dagexec.ops.engines.onednn.matrix_product import matrix_step
 from dagexec.ops.engines.onednn.measured_product import INNER_PRODUCT, MeasuredProduct, WeightedProduct
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.engines.onednn.panel_product import is_for_panels, panels_of, product_step
@@ -59,7 +60,8 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         x, y = self.x(0).reshape(rows, inner), self.y(0).reshape(rows, w_matrix[1 if self.transposed else 0])
         if 0 in (inner, y.size):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to multiply")
-        own = self._as_they_lie(x, w_matrix, y) or self._in_panels(x, w_matrix, y)
+        ways = (self._as_they_lie, self._in_panels, self._as_given)
+        own = next((step for way in ways if (step := way(x, w_matrix, y)) is not None), None)
         if own is not None:
             return own
         weights = self._weights(w_matrix)
@@ -153,6 +155,17 @@ class FullyConnected(MeasuredProduct, product.FullyConnected):
         step = product_step(x, panels, bias, y, addend, self.label, lanes, own)
         return in_sequence([step, self._finished(behind)]) if step is not None and behind else step
 
+    def _as_given(self, x: Array, w_matrix: tuple[int, int], y: Array) -> Step | None:
+        """The step on weights that a run brings, without oneDNN; None elsewhere."""
+        post_ops = read_post_ops(self.call())
+        if self.onednn.has_primitives or any(one.kind == SUM for one in post_ops):
+            return None
+        step = matrix_step(self, x, self._weights(w_matrix).T, y, has_examples=True)
+        if step is None:
+            return None
+        self.answer(lambda: True)
+        return in_sequence([step, self._finished([PostOp("add", input=2), *post_ops])])
+
     def _weights(self, w_matrix: tuple[int, int]) -> Array:
         """W as units x inner; it is a matrix of shape `w_matrix`."""
         w = self.x(1).reshape(w_matrix)
@@ -207,11 +220,15 @@ class Product(MeasuredProduct):
         """
         if 0 in (a.size, b.size):
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to multiply")
-        own = None if post_ops or b.ndim > 2 else self._in_panels(a, b, y)
-        if own is not None:
-            return own
-        attributes = self.attributes()
         operands = {} if addend is None else {2: addend}
+        is_alone = not self.onednn.has_primitives
+        own = self._in_panels(a, b, y) if b.ndim == 2 and (is_alone or not post_ops) else None
+        if own is None and is_alone:
+            own = matrix_step(self, a, b, y, has_examples=self.x(1).ndim == 2)
+            self.answer(lambda: own is not None)
+        if own is not None:
+            return in_sequence([own, finishing_step(self, post_ops, y, operands)]) if post_ops else own
+        attributes = self.attributes()
         further = append_post_ops(attributes, self.onednn, post_ops, operands, (y.ndim, NCHW), self.label)
         constant = self.input(1).constant is not None
         if a.ndim == b.ndim == 2 and (constant or self.is_batch_invariant):

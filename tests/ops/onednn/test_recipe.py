@@ -19,6 +19,7 @@ from dagexec.core.choices import choices
 from dagexec.core.proto import OperatorDef
 from dagexec.core.tensor import Tensor
 from dagexec.ops.engines.onednn import recipe
+from dagexec.ops.engines.onednn.binding import own_kernels
 from dagexec.ops.engines.onednn.convolution_family import ConvolutionFamily
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.scheduler.nets.simple import SimpleNet
@@ -134,6 +135,20 @@ def test_the_second_and_third_of_a_form_follow_the_first_one(
         for n in range(3):
             given = [np.asarray(layers.workspace.fetch_blob(f"{i}{n}"), np.float64) for i in range(len(shapes))]
             np.testing.assert_allclose(layers.workspace.fetch_blob(f"y{n}"), formula(*given), rtol=1e-4, atol=1e-4)
+
+
+def test_without_onednn_the_second_product_follows_the_first_one(
+    asked: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagexec.ops.engines.onednn.operator.known_library", own_kernels)
+    feeds = {name: normal(number, 2, 9, 30) for number, name in enumerate("abcd")}
+    products = [operator_def("BatchMatMul", [*names], [names], trans_b=1) for names in ("ab", "cd")]
+    with net(products, feeds) as layers:
+        layers.run()
+        for a, b in ("ab", "cd"):
+            expected = feeds[a].astype(np.float64) @ feeds[b].astype(np.float64).swapaxes(1, 2)
+            np.testing.assert_allclose(layers.workspace.fetch_blob(a + b), expected, rtol=1e-4, atol=1e-4)
+    assert asked["BatchMatMul"] == 1
 
 
 def pairs(*operators: tuple[str, list[str], list[str], dict[str, object]]) -> list[OperatorDef]:
