@@ -21,6 +21,7 @@ from dagexec.ops.kernels.copy_kernels import (
     ACROSS_BLOCKS,
     DOWN_BLOCKS,
     HEIGHT,
+    MATRICES,
     ROWS,
     SIDE,
     outline,
@@ -150,7 +151,9 @@ def _planned(machine: Machine, source: Array, target: Array) -> _Plan | None:
     axes = _words(source, target)
     if axes is None:
         return None
-    plan = _rows(machine, axes) if axes[-1].source in (0, BYTES) else _turned(axes)
+    last = axes[-1]
+    is_spread = last.source == 0 and last.size < SIDE and any(axis.source == BYTES for axis in axes)
+    plan = _rows(machine, axes) if last.source in (0, BYTES) and not is_spread else _turned(axes)
     return plan if plan is not None and math.prod(axis.size for axis in plan.outer) <= _MOST_CALLS else None
 
 
@@ -182,10 +185,16 @@ def _turned(axes: list[Axis]) -> _Plan | None:
     """Blocks of the last axis and of that which is packed in the source, or of single elements.
 
     They follow one another along the shorter axis, so that what lies near in either array is used while it is cached.
+    The kernel goes along the nearest of the other axes, too, or along the longest where that takes fewer calls.
     """
     *outer, down = axes
     across = next((axis for axis in outer if axis.source == BYTES), Axis(1, BYTES, BYTES))
+    others = [axis for axis in outer if axis is not across]
+    matrices = min(others, key=lambda axis: axis.source, default=Axis(1, 0, 0))
+    if math.prod(axis.size for axis in others) > _MOST_CALLS * matrices.size:
+        matrices = max(others, key=lambda axis: axis.size)
     is_down_first = down.size < across.size
+    is_packed = down.size < SIDE and across.target == down.size * BYTES
     rows, columns = outline(down.size, HEIGHT), outline(across.size, SIDE)
     if is_down_first:
         counted, blocks = ACROSS_BLOCKS, Axis(across.size // SIDE, SIDE * BYTES, SIDE * across.target)
@@ -193,12 +202,17 @@ def _turned(axes: list[Axis]) -> _Plan | None:
     else:
         counted, blocks = DOWN_BLOCKS, Axis(down.size // HEIGHT, HEIGHT * down.source, HEIGHT * BYTES)
         in_the_middle = HEIGHT, columns
-    kernel = transposing_kernel(rows, columns, is_down_first)
-    whole = transposing_kernel(*in_the_middle, is_down_first) if blocks.size > 1 else kernel
+    kernel = transposing_kernel(rows, columns, is_down_first, is_packed)
+    whole = kernel
+    if matrices.size >= blocks.size:
+        counted, blocks = MATRICES, matrices
+    else:
+        whole = transposing_kernel(*in_the_middle, is_down_first, is_packed)
     if kernel is None or whole is None:
         return None
-    fields = down.source, across.target, down.size // HEIGHT, across.size // SIDE
-    rest = tuple(axis for axis in outer if axis is not across)
+    shape = down.source, across.target, down.size // HEIGHT, across.size // SIDE
+    fields = *shape, matrices.size, matrices.source, matrices.target
+    rest = tuple(axis for axis in others if axis is not matrices)
     in_blocks = (down.size - down.size % HEIGHT) * (across.size - across.size % SIDE)
-    alone = math.prod(axis.size for axis in rest) * (down.size * across.size - in_blocks)
-    return _Plan(kernel, whole, fields, rest, alone, counted, blocks if blocks.size else Axis(1, 0, 0))
+    alone = math.prod(axis.size for axis in others) * (down.size * across.size - in_blocks)
+    return _Plan(kernel, whole, fields, rest, alone, counted, blocks)

@@ -17,9 +17,9 @@ _EachBlock = Callable[[Scalar, Scalar, int], None]
 COUNT, ROWS, SOURCE_ROW, TARGET_ROW = range(4)
 """Places of the 64-bit numbers of `row_kernel`: elements in a row, rows, and bytes from one to the next."""
 
-SOURCE_STRIDE, TARGET_STRIDE, DOWN_BLOCKS, ACROSS_BLOCKS = range(4)
-"""Those of `transposing_kernel`: bytes from row to row where it reads and where it writes, and whole blocks: of
-HEIGHT rows that are read, and of SIDE columns."""
+SOURCE_STRIDE, TARGET_STRIDE, DOWN_BLOCKS, ACROSS_BLOCKS, MATRICES, SOURCE_MATRIX, TARGET_MATRIX = range(7)
+"""Those of `transposing_kernel`: bytes from row to row where it reads and where it writes, whole blocks: of HEIGHT rows
+that are read, and of SIDE columns; how many matrices there are, and bytes from one to the next."""
 
 SIDE = 8
 """Rows and columns that are transposed in registers."""
@@ -68,14 +68,14 @@ def _copy_row(
 
 
 @lru_cache(maxsize=8 * HEIGHT * SIDE)
-def transposing_kernel(rows: int, columns: int, is_down_first: bool) -> int | None:
-    """The address of a function of source, target and fields that transposes a matrix of whole blocks and the rest.
+def transposing_kernel(rows: int, columns: int, is_down_first: bool, is_packed: bool) -> int | None:
+    """The address of a function of source, target and fields that transposes matrices of whole blocks and the rest.
 
     Rows are read, and written as columns. `rows` and `columns` say by `outline` whether there are whole blocks and what
-    the rest is; `is_down_first` says that blocks follow one another down the columns that are read. None where it
-    cannot run.
+    the rest is; `is_down_first` says that blocks follow one another down the columns that are read, `is_packed` that
+    what is written has nothing between columns of `rows` numbers. None where it cannot run.
     """
-    return _transposing(rows, columns, is_down_first).function()
+    return _transposing(rows, columns, is_down_first, is_packed).function()
 
 
 def outline(size: int, block: int) -> int:
@@ -83,7 +83,7 @@ def outline(size: int, block: int) -> int:
     return size if size < block else block + size % block
 
 
-def _transposing(rows: int, columns: int, is_down_first: bool) -> Builder:
+def _transposing(rows: int, columns: int, is_down_first: bool, is_packed: bool) -> Builder:
     build = Builder(SIDE)
     source, target, fields = build.arguments(3)
     read, write = build.numbers(fields, 2)
@@ -111,41 +111,74 @@ def _transposing(rows: int, columns: int, is_down_first: bool) -> Builder:
     def line(source: Scalar, target: Scalar, size: int) -> None:
         def block(source: Scalar, target: Scalar, other: int) -> None:
             sizes = (other, size) if is_down_first else (size, other)
-            _block(build, source, target, read, write, *sizes)
+            _block(build, source, target, read, write, *sizes, is_packed)
 
         inner(build.copied(source), build.copied(target), block)
 
-    outer(source, target, line)
+    with build.repeat(build.number(fields, 8 * MATRICES)):
+        outer(build.copied(source), build.copied(target), line)
+        source.set(source + build.number(fields, 8 * SOURCE_MATRIX))
+        target.set(target + build.number(fields, 8 * TARGET_MATRIX))
     return build
 
 
 def _block(
-    build: Builder, source: Scalar, target: Scalar, read: Scalar, write: Scalar, rows: int, columns: int
+    build: Builder,
+    source: Scalar,
+    target: Scalar,
+    read: Scalar,
+    write: Scalar,
+    rows: int,
+    columns: int,
+    is_packed: bool,
 ) -> None:
     """`rows` x `columns` elements, at most a block."""
     for start in range(0, rows, SIDE):
         if start:
             source, target = source + (read << 3), target + SIDE * BYTES
-        _square(build, source, target, read, write, min(SIDE, rows - start), columns)
+        _square(build, source, target, read, write, min(SIDE, rows - start), columns, is_packed)
 
 
 def _square(
-    build: Builder, source: Scalar, target: Scalar, read: Scalar, write: Scalar, rows: int, columns: int
+    build: Builder,
+    source: Scalar,
+    target: Scalar,
+    read: Scalar,
+    write: Scalar,
+    rows: int,
+    columns: int,
+    is_packed: bool,
 ) -> None:
-    """At most SIDE x SIDE elements."""
+    """At most SIDE x SIDE elements. Packed columns of fewer numbers are written over what was beside the last one."""
     across = None if columns == SIDE else build.first(build.zero() + columns)
     values: list[Vector] = []
     for number in range(rows):
         values.append(build.load(source, mask=across))
         if number + 1 < rows:
             source = source + read
+    if is_packed and rows in (2, 4) and columns == SIDE:
+        for number, vector in enumerate(_interleaved(build, values)):
+            build.store(vector, target, offset=number * SIDE * BYTES)
+        return
     values += [build.constant(0.0)] * (SIDE - rows)
     down = None if rows == SIDE else build.first(build.zero() + rows)
     turned = _turned(build, values)
     for number in range(columns):
-        build.store(turned[number], target, mask=down)
+        is_inside = is_packed and number * rows + SIDE <= columns * rows
+        build.store(turned[number], target, mask=None if is_inside else down)
         if number + 1 < columns:
             target = target + write
+
+
+def _interleaved(build: Builder, rows: list[Vector]) -> list[Vector]:
+    """The columns of two or four vectors, one after another."""
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    parts = [build.compute(unpack, *pair) for unpack in (UNPACK_LOW, UNPACK_HIGH) for pair in pairs]
+    if len(rows) == 4:
+        halves = list(zip(parts[::2], parts[1::2], strict=True))
+        parts = [build.compute(SHUFFLE, *pair, which) for pair in halves for which in (0x44, 0xEE)]
+    ends = list(zip(parts[::2], parts[1::2], strict=True))
+    return [build.compute(PERMUTE_HALVES, *pair, half) for half in (0x20, 0x31) for pair in ends]
 
 
 def _turned(build: Builder, rows: list[Vector]) -> list[Vector]:

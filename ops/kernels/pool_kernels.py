@@ -1,4 +1,4 @@
-"""Windows over images N, H, W, C as machine code: the largest or smallest number of each, the sum or the mean.
+"""Windows over images N, H, W, C as machine code: the largest or smallest number of each, the sum, the mean, a norm.
 
 A call computes neighboring pixels of a row of the result whose windows have as many pixels of the image, in some
 channels. Each number is one chain along the rows and columns of its window; NaN stays NaN.
@@ -27,7 +27,8 @@ from dagexec.platform.records import dataclass
 
 Array = npt.NDArray[Any]
 
-MAXIMUM, MINIMUM, SUM, MEAN = "maximum", "minimum", "sum", "mean"
+MAXIMUM, MINIMUM, SUM, MEAN, MAGNITUDE, LENGTH = "maximum", "minimum", "sum", "mean", "magnitude", "length"
+"""The last two are the sum of magnitudes, and the root of the sum of squares."""
 
 _PIXELS, _CHANNELS, _ROWS, _COLUMNS, _ROW, _COLUMN, _READ, _WRITTEN, _SIZE = range(9)
 """Places of the 64-bit numbers that a kernel gets: how many pixels, channels, and rows and columns of a window; bytes
@@ -137,8 +138,10 @@ def _pooling(lanes: int, kind: str) -> int | None:
     join, start = extremes.get(kind, (None, 0.0))
 
     def joined(total: Vector, value: Vector) -> Vector:
+        if kind == LENGTH:
+            return build.fma(value, value, total)
         if join is None:
-            return total + value
+            return total + (build.absolute(value) if kind == MAGNITUDE else value)
         return build.select(build.is_nan(total), total, join(total, value))  # an instruction gives its second operand
 
     def window(place: Scalar, vectors: int, mask: Mask | None = None) -> None:
@@ -153,8 +156,11 @@ def _pooling(lanes: int, kind: str) -> int | None:
                 tap.set(tap + number(_COLUMN))
             row.set(row + number(_ROW))
         for vector, total in enumerate(totals):
-            found = total / build.broadcast(numbers, offset=8 * _SIZE) if kind == MEAN else total
-            build.store(found, y, place, vector * lanes * BYTES, mask=mask)
+            if kind == MEAN:
+                total = total / build.broadcast(numbers, offset=8 * _SIZE)
+            elif kind == LENGTH:
+                total = build.square_root(total)
+            build.store(total, y, place, vector * lanes * BYTES, mask=mask)
 
     with build.repeat(number(_PIXELS)):
         place, vector = build.zero(), lanes * BYTES

@@ -172,8 +172,15 @@ MUTANTS = (
     Mutant(
         "the last rows of a matrix that is transposed are written as whole vectors",
         "ops/kernels/copy_kernels.py",
-        "build.store(turned[number], target, mask=down)",
-        "build.store(turned[number], target)",
+        "mask=None if is_inside else down",
+        "mask=None",
+        _COPIES,
+    ),
+    Mutant(
+        "the last columns of a packed matrix are written as whole vectors",
+        "ops/kernels/copy_kernels.py",
+        "is_inside = is_packed and number * rows + SIDE <= columns * rows",
+        "is_inside = is_packed",
         _COPIES,
     ),
     Mutant(

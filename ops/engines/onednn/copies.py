@@ -21,6 +21,7 @@ from dagexec.core.schema import UNBOUNDED
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
+from dagexec.ops.families.image import depth_to_space
 from dagexec.ops.families.shape import concat, reshaping, slicing
 from dagexec.ops.kernels.copies import copy_step
 
@@ -38,16 +39,21 @@ class Moving(OneDNNOperator):
         return False
 
     def prepare_primitive(self) -> Step:
-        """All copies as one step. Raises UnsupportedFeatureError where the default engine does something else."""
-        made = super(OneDNNOperator, self).prepare()  # type: ignore[safe-super]
-        prepared = made if isinstance(made, Prepared) else Prepared(made)
-        pairs = copied_pairs(prepared.step)
-        step = None if pairs is None else copy_step(self.onednn.machine, pairs, self.label)
-        if step is None:
-            if prepared.step is nothing_to_do:
-                return prepared
-            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these copies")
-        return replace(prepared, step=step)
+        """As `copying`."""
+        return copying(self)
+
+
+def copying(owner: OneDNNOperator) -> Prepared:
+    """All copies of the default engine as one step. Raises UnsupportedFeatureError where it does something else."""
+    made = super(OneDNNOperator, owner).prepare()  # type: ignore[safe-super]
+    prepared = made if isinstance(made, Prepared) else Prepared(made)
+    pairs = copied_pairs(prepared.step)
+    step = None if pairs is None else copy_step(owner.onednn.machine, pairs, owner.label)
+    if step is None:
+        if prepared.step is nothing_to_do:
+            return prepared
+        raise UnsupportedFeatureError(f"{owner.label}: there is no kernel for these copies")
+    return replace(prepared, step=step)
 
 
 def copied_pairs(step: Step) -> list[tuple[Array, Array]] | None:
@@ -77,6 +83,8 @@ _MOVING: tuple[type[Operator], ...] = (
     slicing.Expand,
     slicing.Tile,
     slicing.TileAxes,
+    depth_to_space.DepthToSpace,
+    depth_to_space.SpaceToDepth,
 )
 
 for _default in _MOVING:

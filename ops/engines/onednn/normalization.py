@@ -17,7 +17,7 @@ from dagexec.core.operator import Prepared, Step, in_sequence
 from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import convert
-from dagexec.ops.base.layout import NCHW, NHWC, image_order, logical_shape
+from dagexec.ops.base.layout import NCHW, NHWC, channel_axis, image_order, logical_shape
 from dagexec.ops.engines.onednn.bound import BoundPrimitive
 from dagexec.ops.engines.onednn.channels_last import channels_last_step
 from dagexec.ops.engines.onednn.cutting import Parts, image_axes
@@ -40,6 +40,7 @@ from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.engines.onednn.post_ops import BINARY
 from dagexec.ops.families.normalization import batch_norm, rms_norm, standardization
 from dagexec.ops.families.normalization import local_response as normalization
+from dagexec.ops.kernels.chains import chain_step
 from dagexec.ops.kernels.neighbor_kernels import Neighbors, neighbors_step
 from dagexec.ops.kernels.standardizing import LONG_ROW, root_mean_square_step, standardizing_step
 
@@ -59,6 +60,8 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
 
     def prepare_primitive(self) -> Step:
         """A product and a sum in one where that is the faster, or a batch normalization."""
+        if not self.onednn.has_primitives and self.arguments.bool("is_test"):
+            return self._by_kernel()
         if self.x(0).ndim == 2:
             raise UnsupportedFeatureError(f"{self.label}: oneDNN only normalizes images, found 2 axes")
         if not self.arguments.bool("is_test"):
@@ -67,12 +70,30 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
             return self._normalize()
         return self._scale_and_shift()
 
+    def _by_kernel(self) -> Step:
+        """As `_scale_and_shift`, by a chain. Raises UnsupportedFeatureError where there is no kernel."""
+        x, (factor, shift, steps) = self.x(0), self._factors()
+        view = factor.size, *(1,) * (x.ndim - channel_axis(self.call()) - 1)
+        chain, operands = [("mul", 0.0, 0.0, 0), ("add", 0.0, 0.0, 1)], [factor.reshape(view), shift.reshape(view)]
+        step = chain_step(self.onednn.machine, chain, x, self.y(0), operands, self.label)
+        if step is None:
+            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for these tensors")
+        return in_sequence([*steps, step])
+
+    def _factors(self) -> tuple[Array, Array, list[Step]]:
+        """As `affine`, without steps where parameters are constant."""
+        factor, shift, steps = self.affine()
+        if all(self.input(index).constant is not None for index in range(1, 5)):
+            in_sequence(steps)()
+            steps = []
+        return factor, shift, steps
+
     def _scale_and_shift(self) -> Step:
         """Y = X * factor + shift, which are computed in every run unless the parameters are constant."""
         x, y, order = self.x(0), self.y(0), image_order(self.call())
         if math.prod(logical_shape(order, x.shape)[2:]) == 1:  # its binary primitive takes factors of other channels
             return self._normalize()
-        factor, shift, steps = self.affine()
+        factor, shift, steps = self._factors()
         channels = (1, factor.size, *(1,) * (len(logical_shape(order, x.shape)) - 2))
         layout, attributes = self.image(x, order), self.attributes()
         operand = Descriptor.of_order(self.onednn, channels, FLOAT32, order)
@@ -83,9 +104,6 @@ class SpatialBN(OneDNNOperator, batch_norm.SpatialBN):
             return self._normalize()
         arguments = {SRC: (layout, x), SRC_1: (operand, factor), DST: (layout, y), POST_OP | SRC_1: (operand, shift)}
         bound = self.in_parts(found, arguments, *image_axes(order))
-        if all(self.input(index).constant is not None for index in range(1, 5)):
-            in_sequence(steps)()
-            steps = []
         return self.rebindable(in_sequence([*steps, bound.step]), bound, {0: SRC}, {0: DST})
 
     def _train(self) -> Step:

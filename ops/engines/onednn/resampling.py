@@ -15,6 +15,7 @@ from dagexec.core.registry import operator
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.base.layout import NCHW, NHWC, image_order, spatial_sizes
+from dagexec.ops.engines.onednn.copies import copying
 from dagexec.ops.engines.onednn.cutting import image_axes
 from dagexec.ops.engines.onednn.descriptors import DST, FORWARD_INFERENCE, SRC
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
@@ -34,11 +35,13 @@ class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
     """Nearest-neighbor resizing."""
 
     def prepare_primitive(self) -> Step:
-        """One resampling.
+        """One resampling, or a copy.
 
         Output pixel i is oneDNN's pixel round((i + 1/2) * in / out - 1/2) and the operator's int(i / scale): the same
         when the scale is a whole number, and not always when it is not.
         """
+        if not self.onednn.has_primitives:
+            return copying(self)
         x, y, order = self.x(0), self.y(0), image_order(self.call())
         scales = spatial.resize_scales(self.call())
         sizes = zip(spatial_sizes(order, x.shape), spatial_sizes(order, y.shape), scales, strict=True)

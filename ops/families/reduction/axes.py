@@ -393,7 +393,7 @@ def reduction_schema(
     )
 
 
-_JOINED: Mapping[type[Reduction], Callable[[Expression], Expression]] = {
+JOINED: Mapping[type[Reduction], Callable[[Expression], Expression]] = {
     SumReduction: row_sum,
     MeanReduction: row_mean,
     MaxReduction: row_max,
@@ -420,7 +420,7 @@ def _define(
 
     def expression(call: OperatorCall) -> Expression | None:
         last = len(call.inputs[0].shape) - 1
-        return _JOINED[base](element(0)) if base in _JOINED and axes(call) == ((last,), True) else None
+        return JOINED[base](element(0)) if base in JOINED and axes(call) == ((last,), True) else None
 
     traits: dict[str, Any] = {"extreme": extreme, "prefixes": prefixes, "role": role, "expression": expression}
     schema = reduction_schema(name, doc, axes, args, metas, **traits)

@@ -34,6 +34,9 @@ CASES = {
     "wide": ((37, 107), (1, 0)),
     "tall": ((107, 37), (1, 0)),
     "blocks": ((2, 64, 32), (0, 2, 1)),
+    **{f"dealt out to {count}": ((2, count, 3, 21), (0, 2, 3, 1)) for count in range(2, 9)},
+    "dealt out in whole vectors": ((4, 2, 16), (0, 2, 1)),
+    "many matrices": ((3, 1400, 2, 3), (1, 0, 3, 2)),
 }
 
 
@@ -86,6 +89,8 @@ def test_rows_of_any_length(size: int, lanes: int) -> None:
     for source in (
         whole[1:5, 3 : 3 + size],
         np.broadcast_to(whole[:3, 7:8], (3, size)),
+        np.broadcast_to(whole[:3, None, :size, None], (3, 2, size, 3)),
+        np.broadcast_to(whole[:3, :size, None], (3, size, 2)),
         whole[::2, :size],
         whole[::-1, :size:-3],
     ):
@@ -112,6 +117,9 @@ def test_nothing_beside_the_arrays_is_touched(behind: bool, lanes: int) -> None:
             copy(rows, guards.like(np.empty((3, 50), np.int32))[:, :size] if behind else guards.like(rows))
             copy(guards.copy(numbers((3, 50), np.int32))[:, -size:], guards.like(rows))
             copy(np.broadcast_to(guards.copy(numbers((3, 1), np.int32)), (3, size)), guards.like(rows))
+            for times in (2, 3, 4):
+                repeated = np.broadcast_to(rows[:, :, None], (3, size, times))
+                copy(repeated, guards.like(repeated))
             for columns in (1, 7, 8, 9):
                 source = guards.copy(numbers((size, columns), np.int32)).T
                 copy(source, guards.like(source))

@@ -27,6 +27,9 @@ CASES: dict[str, tuple[str, tuple[int, ...], int, dict[str, ArgumentValue]]] = {
     "expanded rows": ("Expand", (3, 1), 1, {"shape": [3, 20]}),
     "tile": ("Tile", (3, 4), 1, {"tiles": 3, "axis": 1}),
     "tile of all axes": ("TileAxes", (3, 4), 1, {"repeats": [2, 3]}),
+    "pixels of blocks": ("DepthToSpace", (2, 12, 5, 9), 1, {"block_size": 2, "mode": "CRD"}),
+    "blocks of channels": ("DepthToSpace", (2, 27, 2, 5), 1, {"block_size": 3}),
+    "blocks of pixels": ("SpaceToDepth", (2, 3, 6, 10), 1, {"block_size": 2}),
 }
 
 

@@ -54,9 +54,17 @@ CASES |= {
         [normal(1, 4, 13), normal(2, 7, 13), normal(3, 7)],
         {"post_ops": ["relu", "elu:1.5", "linear:2:0"]},
     ),
+    "normalized rows": ("SpatialBN", [normal(1, 5, 12), *[normal(seed, 12) ** 2 for seed in range(4)]], {"is_test": 1}),
     "a transposed one": ("FCTransposed", [normal(1, 9, 3), normal(2, 3, 21), normal(3, 21)], {}),
 }
-for _kind in ("Mean", "Sum", "Max", "Min"):
+for _order in ("NHWC", "NCHW"):
+    _numbers, _axis = [normal(2, 12), normal(3, 12), normal(4, 12), np.square(normal(5, 12))], {"order": _order}
+    CASES |= {
+        f"SpatialBN {_order}": ("SpatialBN", [image(12, _order), *_numbers], {"is_test": 1} | _axis),
+        f"moved {_order}": ("ResizeNearest", [image(12, _order)], {"width_scale": 2.0, "height_scale": 3.0} | _axis),
+        f"shuffled {_order}": ("ChannelShuffle", [image(12, _order)], {"group": 3} | _axis),
+    }
+for _kind in ("Mean", "Sum", "Max", "Min", "L1", "L2"):
     for _axes in ([1], [2], [0]):
         CASES[f"{_kind} of {_axes}"] = f"Reduce{_kind}", [normal(1, 4, 9, 21)], {"axes": _axes, "keepdims": 0}
 for _channels, _filters, _window in ((3, 10, 3), (7, 12, 5), (16, 19, 1), (5, 33, 1), (8, 6, 3)):
@@ -73,7 +81,8 @@ for _channels, _filters, _window in ((3, 10, 3), (7, 12, 5), (16, 19, 1), (5, 33
 def test_an_operator_is_computed_without_onednn(name: str) -> None:
     op_type, inputs, arguments = CASES[name]
     arrays = {f"{place}": array for place, array in enumerate(inputs)}
-    constant = "123" if op_type in ("FC", "FCTransposed", "FusedFC", "FusedConv") else ""
+    is_constant = name.startswith("SpatialBN") or op_type in ("FC", "FCTransposed", "FusedFC", "FusedConv")
+    constant = "1234" if is_constant else ""
     with fallbacks() as reasons:
         found = [
             computed(op_type, arrays, ["y"], constant[: len(inputs) - 1], pieces=pieces, **arguments)[0]

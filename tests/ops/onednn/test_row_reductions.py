@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,14 @@ pytestmark = pytest.mark.skipif(
     reason="no oneDNN, no AVX2, or memory may not be executed",
 )
 
-KINDS = {"ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min}
+KINDS: dict[str, Any] = {
+    "ReduceSum": np.sum,
+    "ReduceMean": np.mean,
+    "ReduceMax": np.max,
+    "ReduceMin": np.min,
+    "ReduceL1": lambda x, **axes: np.abs(x).sum(**axes),
+    "ReduceL2": lambda x, **axes: np.sqrt(np.square(x).sum(**axes)),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,10 +49,12 @@ def test_rows_are_reduced_in_any_pieces(shape: tuple[int, ...], kind: str, monke
         ("ReduceSum", [21, np.nan, np.inf, -np.inf]),
         ("ReduceMax", [1, np.nan, np.inf, -np.inf]),
         ("ReduceMin", [1, np.nan, 1, -np.inf]),
+        ("ReduceL2", [np.sqrt(np.float32(21)), np.nan, np.inf, np.inf]),
     ],
 )
 def test_what_is_no_number_reaches_the_result_of_its_row_alone(kind: str, expected: list[float]) -> None:
     x = np.ones((4, 21), np.float32)
     x[1, 20], x[2, 3], x[3] = np.nan, np.inf, -np.inf
-    [y] = run_operator(kind, [x], axes=[1], keepdims=0, engine="ONEDNN")
-    np.testing.assert_array_equal(y, expected)
+    for rows, axis in ((x, 1), (x.T.copy(), 0)):
+        [y] = run_operator(kind, [rows], axes=[axis], keepdims=0, engine="ONEDNN")
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
