@@ -24,6 +24,9 @@ from tests.compiler.passes.models import Array, feeds_for, outputs_of
 SIZES = {"lenet": 28, "resnet20": 32, "squeezenet": 75, "mobilenet_v2": 64, "densenet121": 64, "googlenet": 75}
 """Networks, and sides of images that are large enough for them."""
 
+LARGER = {"inception_v3": 80, "nasnet_a": 64}
+"""Likewise, those that only some tests compute."""
+
 ROW = "DAGEXEC_MATRIX_ROW"  # the matrix sets it
 IN_PARTS = [] if ROW in os.environ else [pytest.mark.slow]
 NETWORKS = [name if name == "lenet" else pytest.param(name, marks=IN_PARTS) for name in SIZES]
@@ -38,7 +41,7 @@ def built(name: str) -> Model:
     """A network of the zoo for two small images."""
     model = initialized(zoo.build(name))
     (given,) = model.inputs.items()
-    shape = (2, (given[1].shape or ())[1], SIZES[name], SIZES[name])
+    shape = (2, (given[1].shape or ())[1], *[(SIZES | LARGER)[name]] * 2)
     return replace(model, inputs={given[0]: InputInfo(FLOAT32, shape)})
 
 

@@ -18,24 +18,34 @@ ELEMENTS = WIDTH // HEADS
 CACHES = [f"past_{kind}.{layer}" for layer in range(LAYERS) for kind in ("key", "value")]
 
 
-class _Writer:
+class Writer:
+    """Nodes and weights of a graph.
+
+    Attributes:
+        nodes: in order.
+        weights: by name, random ones and constants.
+    """
+
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, Array] = {}
         self._random = np.random.default_rng(3)
         self._numbers = itertools.count()
 
-    def node(self, kind: str, *inputs: str, to: str = "", more: Sequence[str] = (), **arguments: Any) -> str:
-        output = to or f"v{next(self._numbers)}"
+    def node(self, kind: str, *inputs: str, into: str = "", more: Sequence[str] = (), **arguments: Any) -> str:
+        """Add one; the name of its first output, `into` or a new one."""
+        output = into or f"v{next(self._numbers)}"
         self.nodes.append(helper.make_node(kind, list(inputs), [output, *more], **arguments))
         return output
 
     def constant(self, value: Any, dtype: type = np.int64) -> str:
+        """The name of a new constant."""
         name = f"c{next(self._numbers)}"
         self.weights[name] = np.array(value, dtype)
         return name
 
     def weight(self, *shape: int) -> str:
+        """The name of new random numbers."""
         return self.constant(self._random.standard_normal(shape) * shape[0] ** -0.5, np.float32)
 
 
@@ -58,7 +68,7 @@ def decoder(
     capped by `softcap`, a token sees `window` positions, its own the last; 0 for all. `operator` is *3* or *4* where
     attention is ONNX's operator, with the heads side by side, or of four axes.
     """
-    w = _Writer()
+    w = Writer()
     past = w.node("Gather", w.node("Shape", CACHES[0]), w.constant(2))
     new = w.node("Gather", w.node("Shape", "ids"), w.constant(1))
     total = w.node("Add", past, new)
@@ -106,10 +116,10 @@ def decoder(
         x = w.node(
             "Add", x, w.node("MatMul", w.node("Tanh", w.node("MatMul", x, w.weight(WIDTH, 64))), w.weight(64, WIDTH))
         )
-    w.node("MatMul", x, w.weight(WIDTH, WORDS), to="scores")
+    w.node("MatMul", x, w.weight(WIDTH, WORDS), into="scores")
     outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [batch, "new", WORDS])]
     if mixed:
-        w.node("ReduceMean", "present_key.0", to="mean", axes=[2], keepdims=0)
+        w.node("ReduceMean", "present_key.0", into="mean", axes=[2], keepdims=0)
         outputs.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, [batch, KEY_HEADS, ELEMENTS]))
     inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [batch, "new"])]
     if placed:
@@ -129,12 +139,12 @@ def decoder(
 
 
 def _attention(
-    w: _Writer, qkv: Sequence[str], caches: Sequence[str], presents: Sequence[str], mask: str, softcap: float
+    w: Writer, qkv: Sequence[str], caches: Sequence[str], presents: Sequence[str], mask: str, softcap: float
 ) -> str:
     """What exporters make of it: products, a mask that is added, Softmax."""
     q, *new = qkv
     keys, values = (
-        _repeated(w, w.node("Concat", past, one, to=present, axis=2))
+        _repeated(w, w.node("Concat", past, one, into=present, axis=2))
         for past, one, present in zip(caches, new, presents, strict=True)
     )
     scores = w.node("MatMul", q, w.node("Transpose", keys, perm=[0, 1, 3, 2]))
@@ -145,7 +155,7 @@ def _attention(
     return w.node("MatMul", w.node("Softmax", w.node("Add", scores, mask), axis=-1), values)
 
 
-def _repeated(w: _Writer, cache: str) -> str:
+def _repeated(w: Writer, cache: str) -> str:
     """Each head of a cache for as many heads of queries."""
     sizes = w.node("Shape", cache)
     more = w.node("Unsqueeze", cache, w.constant([2]))
