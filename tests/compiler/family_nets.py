@@ -278,10 +278,13 @@ def places() -> Net:
     x = net.node("Concat", *parts, wide, net.node("MaxPool", x, kernel_shape=[5, 5], pads=[2] * 4), axis=1)
     x = net.conv(x, 80, 36, 1)
     scales = net.constant([1, 1, 2, 2], np.float32)
+    nearest = net.node(
+        "Resize", x, "", scales, mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric"
+    )
     linear = net.node("Resize", x, "", scales, mode="linear", coordinate_transformation_mode="half_pixel")
     larger = net.node("DepthToSpace", net.node("Tanh", net.conv(x, 36, 36, 3)), blocksize=2, mode="CRD")
     flat = net.node("Reshape", net.node("Transpose", x, perm=[0, 2, 3, 1]), net.constant([0, -1, 9]))
-    return net.done([linear, larger, net.node("Softmax", flat, axis=-1)], {"image": _random(2, 3, 40, 40)})
+    return net.done([nearest, linear, larger, net.node("Softmax", flat, axis=-1)], {"image": _random(2, 3, 40, 40)})
 
 
 def blocks() -> Net:
