@@ -177,6 +177,13 @@ MUTANTS = (
         _COPIES,
     ),
     Mutant(
+        "constant indices that are not there are copied from beside the data",
+        "ops/engines/onednn/copies.py",
+        "if indices.min() < first or indices.max() >= size:",
+        "if indices.max() >= size:",
+        ("tests/ops/onednn/test_copies.py",),
+    ),
+    Mutant(
         "the last columns of a packed matrix are written as whole vectors",
         "ops/kernels/copy_kernels.py",
         "is_inside = is_packed and number * rows + SIDE <= columns * rows",

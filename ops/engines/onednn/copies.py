@@ -1,4 +1,4 @@
-"""Operators that only move elements, by kernels of our own: Transpose, Slice, Split, Expand, Tile and their kin.
+"""Operators that only move elements, by kernels of our own: Transpose, Slice, Split, Expand, Tile, Pad and their kin.
 
 The default engine says which part is copied where, as copies by NumPy; kernels do the same (`ops/kernels/copies.py`),
 on threads where that is worth it, and without the interpreter. A Transpose of 128 x 12 x 64 to 12 x 64 x 128 takes 19
@@ -21,7 +21,9 @@ from dagexec.core.schema import UNBOUNDED
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.blocks import Array
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
-from dagexec.ops.families.image import depth_to_space
+from dagexec.ops.families.image import depth_to_space, pad
+from dagexec.ops.families.index import indexing
+from dagexec.ops.families.index.places import part_at
 from dagexec.ops.families.shape import concat, reshaping, slicing
 from dagexec.ops.kernels.copies import copy_step
 
@@ -74,6 +76,41 @@ def copied_pairs(step: Step) -> list[tuple[Array, Array]] | None:
     return [pair for pair in pairs if pair[1].size]
 
 
+@operator(indexing.Gather.schema, engine="ONEDNN")
+class Gather(OneDNNOperator, indexing.Gather):
+    """What indices that never change pick, where it is a part of the data with strides of its own; a copy of that."""
+
+    moved_inputs = 1
+    metas: ClassVar[Collection[TypeMeta]] = HELD_TYPES
+
+    def needs_onednn(self) -> bool:
+        """The default engine picks from any order."""
+        return False
+
+    def prefers_default(self) -> bool:
+        """Where it is no such part."""
+        return self._part() is None
+
+    def _part(self) -> Array | None:
+        data, indices, axis = self.x(0), self.x(1), self.axis()
+        size = data.shape[axis]
+        first = -size if indexing.wraps(self.call(), axis) else 0
+        if self.input(1).constant is None or not self.y(0).size or "match_outer" in self.arguments:
+            return None
+        if indices.min() < first or indices.max() >= size:
+            return None
+        part = part_at(np.moveaxis(data, axis, 0), np.where(indices < 0, indices + size, indices), distinct=False)
+        return None if part is None else np.moveaxis(part, range(indices.ndim), range(axis, axis + indices.ndim))
+
+    def prepare_primitive(self) -> Step:
+        """One copy. Raises UnsupportedFeatureError where there is no kernel."""
+        part = self._part()
+        step = None if part is None else copy_step(self.onednn.machine, [(part, self.y(0))], self.label)
+        if step is None:
+            raise UnsupportedFeatureError(f"{self.label}: there is no kernel for this copy")
+        return step
+
+
 _MOVING: tuple[type[Operator], ...] = (
     reshaping.Transpose,
     reshaping.NCHW2NHWC,
@@ -85,6 +122,7 @@ _MOVING: tuple[type[Operator], ...] = (
     slicing.TileAxes,
     depth_to_space.DepthToSpace,
     depth_to_space.SpaceToDepth,
+    *pad.PADS,
 )
 
 for _default in _MOVING:

@@ -380,5 +380,7 @@ _PAD_SCHEMAS = (
         ("pads", "value", "axes"),
     ),
 )
-for _schema in _PAD_SCHEMAS:
-    operator(_schema)(type(_schema.type, (Padded,), {"__doc__": Padded.__doc__}))
+PADS: tuple[type[Operator], ...] = tuple(
+    operator(_schema)(type(_schema.type, (Padded,), {"__doc__": Padded.__doc__, "__module__": __name__}))
+    for _schema in _PAD_SCHEMAS
+)

@@ -70,10 +70,11 @@ def located_once(owner: Operator, index: int, locate: Sequence[Step]) -> Sequenc
     return ()
 
 
-def part_at(flat: Array, places: Array) -> Array | None:
-    """The view of packed `flat` that has its slices at `places` of the first axis; None where none has.
+def part_at(flat: Array, places: Array, *, distinct: bool = True) -> Array | None:
+    """The view of `flat` that has its slices at `places` of the first axis; None where none has.
 
-    One has where places grow by the same along each axis, and so much that no element is there twice.
+    One has where places grow by the same along each axis, and if they are to be `distinct`, so much that no element is
+    there twice.
     """
     if not places.size:
         return None
@@ -85,7 +86,7 @@ def part_at(flat: Array, places: Array) -> Array | None:
     reach = 1
     for step, size in sorted(zip(steps, places.shape, strict=True)):
         if size > 1:
-            if step < reach:
+            if distinct and step < reach:
                 return None
             reach += step * (size - 1)
     expected = corner

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +11,8 @@ import pytest
 
 from dagexec.core.arguments import ArgumentValue
 from tests.ops.kernels.running import needs_kernels
-from tests.ops.onednn.engine import run_fallback, run_onednn
-from tests.ops.running import Array, run_operator
+from tests.ops.onednn.engine import fallbacks, run_fallback, run_onednn
+from tests.ops.running import Array, computed, run_operator
 
 pytestmark = needs_kernels
 
@@ -29,6 +31,10 @@ CASES: dict[str, tuple[str, tuple[int, ...], int, dict[str, ArgumentValue]]] = {
     "tile of all axes": ("TileAxes", (3, 4), 1, {"repeats": [2, 3]}),
     "pixels of blocks": ("DepthToSpace", (2, 12, 5, 9), 1, {"block_size": 2, "mode": "CRD"}),
     "blocks of channels": ("DepthToSpace", (2, 27, 2, 5), 1, {"block_size": 3}),
+    "edges": ("Pad", (2, 5, 6, 3), 1, {"pads": [0, 1, 2, 0, 0, 0, 1, 0], "value": 7.0}),
+    "mirrored edges": ("Pad", (2, 5, 6), 1, {"pads": [0, 1, 2, 0, 2, 3], "mode": "reflect"}),
+    "repeated edges": ("Pad", (2, 5, 6), 1, {"pads": [0, 1, 2, 0, -2, 3], "mode": "edge"}),
+    "images with edges": ("PadImage", (2, 5, 6, 7), 1, {"pad": 1, "order": "NHWC"}),
     "blocks of pixels": ("SpaceToDepth", (2, 3, 6, 10), 1, {"block_size": 2}),
 }
 
@@ -47,6 +53,41 @@ def test_elements_are_moved_as_by_numpy(name: str, dtype: npt.DTypeLike, pieces:
     for one, expected in zip(found, run_operator(op_type, [x], outputs, **arguments), strict=True):
         assert one.dtype == expected.dtype
         np.testing.assert_array_equal(one, expected)
+
+
+GRIDS: dict[str, Any] = {
+    "one": 2,
+    "from the end": [-1],
+    "every other": [0, 2, 4],
+    "backwards": [[4, 3], [-4, 0]],
+    "windows": np.add.outer([0, 1, 2], [0, 2]),
+    "twice": [3, 3],
+    "all": np.arange(5),
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("axis", [0, 1, 3])
+def test_what_constant_indices_pick_regularly_is_copied(name: str, axis: int) -> None:
+    x, indices = values((5, 5, 3, 5), np.float32), np.asarray(GRIDS[name])
+    for pieces in (1, 3):
+        arrays = {"x": x, "i": indices}
+        with fallbacks() as reasons:
+            [y] = computed("Gather", arrays, ["y"], "i", pieces=pieces, axis=axis, wrap_indices=1)
+        np.testing.assert_array_equal(y, np.take(x, indices, axis))
+        assert not reasons
+
+
+def test_indices_that_pick_irregularly_or_nothing_that_is_there_or_change_are_looked_up() -> None:
+    x = values((5, 4), np.float32)
+    for indices, frozen in (([0, 1, 3], "i"), ([[0, 1], [1, 3]], "i"), ([1, 2], "")):
+        [y] = computed("Gather", {"x": x, "i": np.array(indices)}, ["y"], frozen)
+        np.testing.assert_array_equal(y, x[indices])
+    for wrong in (5, -6):
+        with pytest.raises(IndexError, match=rf"index {wrong} at place 1 must be in \[-5, 5\)"):
+            computed("Gather", {"x": x, "i": np.array([0, wrong])}, ["y"], "i")
+    with pytest.raises(IndexError, match=r"index -1 at place 0 must be in \[0, 4\)"):
+        computed("Gather", {"x": x, "i": np.array([-1])}, ["y"], "i", axis=1)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
