@@ -29,6 +29,7 @@ from dagexec.ops.engines.onednn.descriptors import (
     Attributes,
     Descriptor,
 )
+from dagexec.ops.engines.onednn.integer_product import EXACT, byte_products
 from dagexec.ops.engines.onednn.packing import Making, form_of, packed_form
 from dagexec.ops.engines.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.engines.onednn.quantized import Arguments, QuantizedProduct
@@ -37,7 +38,6 @@ from dagexec.ops.families.quantized.accumulation import Operand
 from dagexec.ops.families.quantized.convolution import quant_window
 
 _CONVOLUTION_DIRECT = 1
-_EXACT = 1 << 24
 
 
 class _IntegerProduct(QuantizedProduct):
@@ -58,7 +58,7 @@ class _IntegerProduct(QuantizedProduct):
         if constant is None:
             raise UnsupportedFeatureError(f"{self.label}: the weights or their zero point are not constant")
         count, largest = constant.derived(weights.key("parts"), lambda: _parts_and_largest(weights, taps))
-        if 255 * largest > _EXACT:
+        if 255 * largest > EXACT:
             raise UnsupportedFeatureError(f"{self.label}: sums up to {255 * largest} are not exact in float32")
         return count
 
@@ -161,10 +161,15 @@ class MatMulInteger(_IntegerProduct, integer.MatMulInteger):
             raise UnsupportedFeatureError(f"{self.label}: B is not one matrix, or there is nothing to sum")
         if a.zero_point is not None and self.x(a.zero_point).size > 1:
             raise UnsupportedFeatureError(f"{self.label}: A has more than one zero point")
-        parts, (inner, columns) = self.parts(b, (0,)), self.x(1).shape
-        attributes = self.attributes()
-        zero, steps = self.zero_point(a, attributes)
+        inner, columns = self.x(1).shape
         x, y = self.x(0).reshape(-1, inner), self.y(0).reshape(-1, columns)
+        if not self.sums_bytes:
+            own = byte_products(self, x, b, 0 if a.zero_point is None else self.x(a.zero_point), is_turned=True)
+            if own is not None:
+                self.answer(lambda: True)
+                return in_sequence([*own[1], partial(np.copyto, y, own[0], casting="unsafe")])
+        parts, attributes = self.parts(b, (0,)), self.attributes()
+        zero, steps = self.zero_point(a, attributes)
         targets, add_up = self.totals(y, parts)
         source, result, given = self.packed(x), self.packed(y), self.as_bytes(self.x(1))
         wanted = Descriptor.any_layout(self.onednn, given.shape, INT8)

@@ -1,6 +1,7 @@
 """Quantized operators by oneDNN: products of 8-bit integers summed in 32 bits, four a lane (VNNI).
 
-Where the processor has no instruction that sums exactly (older ones saturate 16-bit pairs), NumPy computes. Sums are
+Where the processor has no instruction that sums exactly (older ones saturate 16-bit pairs), NumPy computes, but for
+products with constant weights (`integer_product`). Sums are
 exact; scaling is in float32 as the schemas say it, but with the bias added after the scaling and factors multiplied in
 another order, so that a result that lies halfway between two integers, within the rounding of float32, may be the
 other one: outputs of integers are at most one step from the default engine's.
@@ -37,13 +38,14 @@ from dagexec.ops.engines.onednn.descriptors import (
     Descriptor,
 )
 from dagexec.ops.engines.onednn.division import misreads
+from dagexec.ops.engines.onednn.integer_product import byte_products
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.engines.onednn.pieces import Part, rows_of_image
 from dagexec.ops.engines.onednn.post_ops import append_post_ops, drops_nan
 from dagexec.ops.engines.onednn.primitive import WEIGHTS_MD, PrimitiveDescriptor
 from dagexec.ops.families.activation.post_ops import PostOp, read_post_ops
 from dagexec.ops.families.quantized import addition, convolution, linear, product
-from dagexec.ops.families.quantized.accumulation import fits_int32
+from dagexec.ops.families.quantized.accumulation import Operand, fits_int32
 from dagexec.ops.families.quantized.requantization import Requantization, clip_bounds
 from dagexec.ops.families.quantized.scales import BYTES, checked_scales, scale_argument
 from dagexec.ops.kernels.sharing import MOST_OF_ONE, pieces_of_products
@@ -96,6 +98,11 @@ class QuantizedProduct(OneDNNOperator):
     def drops_nan(self) -> bool:
         """Where a Y of float32 is the sum with an operand of float32, and bounded."""
         return _drops_nan(self)
+
+    @property
+    def sums_bytes(self) -> bool:
+        """True where oneDNN is there and has instructions that sum products of bytes exactly."""
+        return self.onednn.has_primitives and self.onednn.isa.int8
 
     def require_exact(self, terms: int, meta: TypeMeta) -> None:
         """Raise UnsupportedFeatureError where sums of so many products of a `meta` and int8 might not be exact."""
@@ -250,10 +257,16 @@ class QuantFC(QuantizedProduct, product.QuantFC):
     """One matrix product."""
 
     def prepare_primitive(self) -> Step:
-        """The primitive with what is done to its sums as attributes."""
+        """The primitive with what is done to its sums as attributes; where it would not be exact, a kernel's sums."""
         call = self.call()
         _, what = product.read_fc(call)
         units, inner = self.x(1).shape
+        if not self.sums_bytes:
+            factors = self.x(0).reshape(-1, inner), Operand(self, 1, None, np.asarray)
+            own = byte_products(self, *factors, self.arguments.int("x_zero_point", 0), is_turned=False)
+            if own is not None:
+                self.answer(lambda: True)
+                return self.finished(*own)
         self.require_exact(inner, self.input(0).meta)
         if not inner:
             raise UnsupportedFeatureError(f"{self.label}: there is nothing to sum")

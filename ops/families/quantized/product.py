@@ -27,6 +27,7 @@ from dagexec.ops.families.quantized.requantization import (
 )
 from dagexec.ops.families.quantized.scales import (
     BYTES,
+    Array,
     checked_scales,
     require_scales,
     scale_argument,
@@ -88,18 +89,23 @@ class QuantFC(Operator):
 
     def prepare(self) -> Step:
         """The product, then what makes it the output."""
-        call = self.call()
-        _, what = read_fc(call)
-        y = self.y(0)
-        if not y.size:
-            return nothing_to_do
+        return self.finished(*self.sums()) if self.y(0).size else nothing_to_do
+
+    def sums(self) -> tuple[Array, list[Step]]:
+        """The sums without the bias, rows x units, and the steps that compute them."""
         units, inner = self.x(WEIGHTS).shape
-        zero_point = call.arguments.int("x_zero_point", 0)
+        zero_point = self.arguments.int("x_zero_point", 0)
         work = exact_dtype(inner, self.input(0).meta, zero_point, INT8)
         x, center = centered(self, self.x(0).reshape(-1, inner), zero_point, work)
         w, widen = widened(self, WEIGHTS, self.x(WEIGHTS), work)
         sums = self.scratch((len(x), units), work)
-        steps: list[Step] = [*checked_scales(self, WEIGHT_SCALE), center, widen, partial(np.matmul, x, w.T, out=sums)]
+        return sums, [center, widen, partial(np.matmul, x, w.T, out=sums)]
+
+    def finished(self, sums: Array, before: Sequence[Step]) -> Step:
+        """The step that makes the output of sums, which other steps compute `before`."""
+        call, y = self.call(), self.y(0)
+        _, what = read_fc(call)
+        steps: list[Step] = [*checked_scales(self, WEIGHT_SCALE), *before]
         multiplier = self.scratch(self.x(WEIGHT_SCALE).shape, np.float32)
         steps += multiplier_steps(multiplier, scale_argument(call, "x_scale"), self.x(WEIGHT_SCALE), what.y_scale)
         target = y.reshape(sums.shape)

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dagexec import NetDef, op
 from dagexec.ops.engines.onednn import matrix_product
 from dagexec.ops.engines.onednn.binding import own_kernels
 from dagexec.ops.engines.onednn.matrix_product import matrix_step
+from dagexec.scheduler.nets.simple import SimpleNet
 from tests.guarded import Guards
 from tests.ops.onednn.engine import fallbacks, normal
-from tests.ops.running import Array, computed, run_operator
+from tests.ops.running import Array, computed, run_operator, workspace_of
 
 pytestmark = pytest.mark.skipif(own_kernels() is None, reason="no kernels run here")
 
@@ -145,3 +147,52 @@ def test_what_is_no_number_reaches_its_row_and_its_column_alone(rows: int, colum
 def test_nothing_is_summed_up_where_there_is_nothing() -> None:
     assert not computed("BatchMatMul", {"a": normal(1, 2, 3, 0), "b": normal(1, 2, 0, 4)}, ["y"])[0].any()
     assert computed("BatchMatMul", {"a": normal(1, 0, 3, 2), "b": normal(1, 0, 2, 4)}, ["y"])[0].shape == (0, 3, 4)
+
+
+@pytest.mark.parametrize("zeros", ["", "of A", "of both", "of columns"])
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 700, 6), (5, 70, 33), (2, 3, 1)])
+def test_integers_are_multiplied_exactly(rows: int, inner: int, columns: int, zeros: str) -> None:
+    random = np.random.default_rng(rows)
+    a, b = random.integers(0, 256, (2, rows, inner), np.uint8), random.integers(-60, 60, (inner, columns), np.int8)
+    of_a, of_b = np.uint8(203), random.integers(-9, 9, columns if zeros == "of columns" else (), np.int8)
+    given = {"": [], "of A": [of_a]}.get(zeros, [of_a, of_b])
+    found = alike("MatMulInteger", [a, b, *map(np.asarray, given)], "13" if len(given) > 1 else "1")
+    wide, weights = (
+        a.astype(np.int64) - int(bool(given)) * 203,
+        b.astype(np.int64) - int(len(given) > 1) * of_b.astype(np.int64),
+    )
+    np.testing.assert_array_equal(found, wide @ weights)
+
+
+@pytest.mark.parametrize("zero", [0, 203])
+def test_layers_of_integers_have_the_bytes_of_the_default_engine(zero: int) -> None:
+    random = np.random.default_rng(zero)
+    x, w = random.integers(0, 256, (5, 600), np.uint8), random.integers(-100, 101, (37, 600), np.int8)
+    bias = random.integers(-90000, 90000, 37).astype(np.int32)
+    inputs = [x, w, random.uniform(0.001, 0.01, 37).astype(np.float32), bias]
+    arguments = {"bias": 1, "x_scale": 0.02, "x_zero_point": zero, "y_scale": 9.0, "to": "int8", "post_ops": ["relu"]}
+    [expected] = run_operator("QuantFC", inputs, **arguments)
+    np.testing.assert_array_equal(alike("QuantFC", inputs, "1", **arguments), expected)
+
+
+def test_weights_have_another_zero_point_in_every_operator() -> None:
+    feeds = {"a": np.full((2, 9), 3, np.uint8), "b": np.ones((9, 5), np.int8), "none": np.uint8(0)}
+    feeds |= {"two": np.int8(2), "four": np.int8(4)}
+    workspace = workspace_of({name: np.asarray(array) for name, array in feeds.items()})
+    for name in ("b", "two", "four"):
+        workspace.get_blob(name).tensor().freeze()
+    operators = [
+        op("MatMulInteger", ["a", "b", "none", zero], [f"y {zero}"], engine="ONEDNN") for zero in ("two", "four")
+    ]
+    with fallbacks() as reasons, SimpleNet(NetDef(name="n", op=operators), workspace) as net:
+        net.run()
+    assert not reasons
+    assert [workspace.fetch_blob(f"y {zero}")[0, 0] for zero in ("two", "four")] == [9 * 3 * -1, 9 * 3 * -3]
+
+
+def test_sums_that_float32_might_round_are_left_to_numpy() -> None:
+    a, b = np.full((1, 520), 255, np.uint8), np.full((520, 8), 127, np.int8)
+    with fallbacks() as reasons:
+        [found] = computed("MatMulInteger", {"a": a, "b": b}, ["y"], "b")
+    assert reasons
+    assert found.tolist() == [[520 * 255 * 127] * 8]
