@@ -184,6 +184,20 @@ MUTANTS = (
         ("tests/ops/onednn/test_copies.py",),
     ),
     Mutant(
+        "of equal numbers a later one comes first",
+        "ops/kernels/top_kernels.py",
+        "build.minimum(at, self.at), self.at)",
+        "at, self.at)",
+        ("tests/ops/onednn/test_top_k.py",),
+    ),
+    Mutant(
+        "a NaN among numbers that are ordered is overlooked",
+        "ops/kernels/top_kernels.py",
+        "build.store_first(build.over_lanes(seen, build.maximum), note)",
+        "build.store_first(seen, note)",
+        ("tests/ops/onednn/test_top_k.py",),
+    ),
+    Mutant(
         "the last columns of a packed matrix are written as whole vectors",
         "ops/kernels/copy_kernels.py",
         "is_inside = is_packed and number * rows + SIDE <= columns * rows",

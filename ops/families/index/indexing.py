@@ -359,6 +359,7 @@ class TopK(Operator):
         chosen = self.scratch(rows.shape, np.bool_) if rows.dtype.kind not in "iu" else None
         numbers = np.arange(rows.shape[-1], dtype=np.uint64)
         k = picked.shape[-1]
+        first = packed[..., :k] if 2 * k < packed.shape[-1] else packed
         top_bit = bits.dtype.type(1 << (width - 1))
         low_bits = np.uint64(0xFFFFFFFF)
 
@@ -373,9 +374,11 @@ class TopK(Operator):
             np.copyto(packed, bits)
             np.left_shift(packed, np.uint64(32), out=packed)
             np.bitwise_or(packed, numbers, out=packed)
-            packed.sort(axis=-1)
-            np.bitwise_and(packed, low_bits, out=packed)
-            np.copyto(picked, packed[..., :k], casting="unsafe")
+            if 2 * k < packed.shape[-1]:
+                packed.partition(k, axis=-1)
+            first.sort(axis=-1)
+            np.bitwise_and(first, low_bits, out=first)
+            np.copyto(picked, first[..., :k], casting="unsafe")
 
         return rank
 
