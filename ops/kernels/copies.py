@@ -42,8 +42,8 @@ BYTES = 4
 _SECONDS_ALONE = 2e-9
 """Of a row, however short, or of an element that is in no block."""
 
-_MOST_CALLS = 1 << 12
-"""Of a step: a table takes 48 bytes for each."""
+MOST_CALLS = 1 << 12
+"""Of an array: a table takes 48 bytes for each."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _planned(machine: Machine, source: Array, target: Array) -> _Plan | None:
     last = axes[-1]
     is_spread = last.source == 0 and last.size < SIDE and any(axis.source == BYTES for axis in axes)
     plan = _rows(machine, axes) if last.source in (0, BYTES) and not is_spread else _turned(axes)
-    return plan if plan is not None and math.prod(axis.size for axis in plan.outer) <= _MOST_CALLS else None
+    return plan if plan is not None and math.prod(axis.size for axis in plan.outer) <= MOST_CALLS else None
 
 
 def _words(source: Array, target: Array) -> list[Axis] | None:
@@ -191,7 +191,7 @@ def _turned(axes: list[Axis]) -> _Plan | None:
     across = next((axis for axis in outer if axis.source == BYTES), Axis(1, BYTES, BYTES))
     others = [axis for axis in outer if axis is not across]
     matrices = min(others, key=lambda axis: axis.source, default=Axis(1, 0, 0))
-    if math.prod(axis.size for axis in others) > _MOST_CALLS * matrices.size:
+    if math.prod(axis.size for axis in others) > MOST_CALLS * matrices.size:
         matrices = max(others, key=lambda axis: axis.size)
     is_down_first = down.size < across.size
     is_packed = down.size < SIDE and across.target == down.size * BYTES

@@ -1,7 +1,7 @@
-"""Windows over images N, H, W, C as machine code: the largest or smallest number of each, the sum, the mean, a norm.
+"""Windows over images N, D, H, W, C as machine code: the largest or smallest number, the sum, the mean, a norm of each.
 
 A call computes neighboring pixels of a row of the result whose windows have as many pixels of the image, in some
-channels. Each number is one chain along the rows and columns of its window; NaN stays NaN.
+channels. Each number is one chain along the planes, rows and columns of its window; NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Array = npt.NDArray[Any]
 MAXIMUM, MINIMUM, SUM, MEAN, MAGNITUDE, LENGTH = "maximum", "minimum", "sum", "mean", "magnitude", "length"
 """The last two are the sum of magnitudes, and the root of the sum of squares."""
 
-_PIXELS, _CHANNELS, _ROWS, _COLUMNS, _ROW, _COLUMN, _READ, _WRITTEN, _SIZE = range(9)
-"""Places of the 64-bit numbers that a kernel gets: how many pixels, channels, and rows and columns of a window; bytes
-from each of its rows and columns to the next, and from pixel to pixel of the image and of the result; and the number
-that a sum is divided by, as float32."""
+_PIXELS, _CHANNELS, _PLANES, _ROWS, _COLUMNS, _PLANE, _ROW, _COLUMN, _READ, _WRITTEN, _SIZE = range(11)
+"""Places of the 64-bit numbers that a kernel gets: how many pixels, channels, and planes, rows and columns of a window;
+bytes from the end of each of its planes and rows to the next, from column to column, and from pixel to pixel of the
+image and of the result; and the number that a sum is divided by, as float32."""
 
 _TOGETHER = 4
 """Vectors of channels that go along a window together."""
@@ -66,60 +66,64 @@ def _runs(axis: Axis, with_padding: bool) -> Iterator[_Run]:
 def pool_step(
     machine: Machine, kind: str, x: Array, y: Array, axes: Sequence[Axis], with_padding: bool, label: str
 ) -> NativeStep | None:
-    """The step that pools `x` to `y`, packed float32 images of one or two axes; None where no kernel runs.
+    """The step that pools `x` to `y`, packed float32 images of one to three axes; None where no kernel runs.
 
     A mean is over the pixels of a window, or over those of the padding, too.
     """
     is_plain = all(array.dtype == np.float32 and array.flags.c_contiguous for array in (x, y))
-    kernel = _pooling(machine.lanes, kind) if machine.can_run and is_plain and len(axes) <= 2 else None
+    kernel = _pooling(machine.lanes, kind) if machine.can_run and is_plain else None
     if kernel is None:
         return None
-    columns = axes[-1]
-    rows = axes[0] if len(axes) == 2 else Axis(1, 1, 1, 1, 0, 0, 1)
+    planes, rows, columns = *(Axis(1, 1, 1, 1, 0, 0, 1),) * (3 - len(axes)), *axes
     channels, pieces = x.shape[-1], pieces_of_bytes(x.nbytes)
-    lines = len(x) * rows.out
+    lines = len(x) * planes.out * rows.out
     unit = _TOGETHER * machine.lanes
     by_lines = lines >= pieces
     work = [(part, range(channels)) for part in shares(lines, pieces)] if by_lines else [
         (range(lines), range(part.start * unit, min(part.stop * unit, channels)))
         for part in shares(-(-channels // unit), pieces)
     ]  # fmt: skip
-    calls = _Calls(kernel, x, y, (rows, columns), with_padding)
+    calls = _Calls(kernel, x, y, (planes, rows, columns), with_padding)
     return in_pieces([calls.table(*part) for part in work], (x, y, calls), label)
 
 
 class _Calls:
     """Writes the calls for lines of the result; it holds the numbers that they point at."""
 
-    def __init__(self, kernel: int, x: Array, y: Array, axes: tuple[Axis, Axis], with_padding: bool) -> None:
+    def __init__(self, kernel: int, x: Array, y: Array, axes: tuple[Axis, Axis, Axis], with_padding: bool) -> None:
         self._kernel, self._x, self._y = kernel, address_of(x), address_of(y)
-        self._rows, self._columns = rows, columns = axes
+        self._planes, self._rows, self._columns = planes, rows, columns = axes
         self._pixel = BYTES * x.shape[-1]
+        self._of_plane = [one for one in _runs(planes, with_padding) for _ in range(one.count)]
         self._of_row = [one for one in _runs(rows, with_padding) for _ in range(one.count)]
         self._of_line = list(_runs(columns, with_padding))
         self._known: dict[tuple[int, ...], Array] = {}
 
     def table(self, lines: range, channels: range) -> list[tuple[int, int, int, int, int]]:
         """The calls of lines of all images together, in some channels."""
-        rows, columns, pixel = self._rows, self._columns, self._pixel
+        planes, rows, columns, pixel = self._planes, self._rows, self._columns, self._pixel
         line, table = columns.size * pixel, []
         for number in lines:
-            image, out = divmod(number, rows.out)
-            row = self._of_row[out]
-            above = image * rows.size + out * rows.stride - rows.head + row.tap * rows.dilation
+            image, place = divmod(number, planes.out * rows.out)
+            deep, out = divmod(place, rows.out)
+            plane, row = self._of_plane[deep], self._of_row[out]
+            before = image * planes.size + deep * planes.stride - planes.head + plane.tap * planes.dilation
+            above = before * rows.size + out * rows.stride - rows.head + row.tap * rows.dilation
             for run in self._of_line:
                 before = run.first * columns.stride - columns.head + run.tap * columns.dilation
                 source = self._x + above * line + before * pixel + channels.start * BYTES
                 target = self._y + (number * columns.out + run.first) * pixel + channels.start * BYTES
-                table.append((self._kernel, self._numbers(row, run, len(channels)), source, target, 0))
+                table.append((self._kernel, self._numbers(plane, row, run, len(channels)), source, target, 0))
         return table
 
-    def _numbers(self, row: _Run, run: _Run, channels: int) -> int:
+    def _numbers(self, plane: _Run, row: _Run, run: _Run, channels: int) -> int:
         """The address of what a kernel is told."""
-        rows, columns, pixel = self._rows, self._columns, self._pixel
-        size = int(np.float32(row.size * run.size).view(np.int32))
-        steps = rows.dilation * columns.size * pixel, columns.dilation * pixel, columns.stride * pixel, pixel
-        numbers = run.count, channels, row.taps, run.taps, *steps, size
+        columns, pixel = self._columns, self._pixel
+        size = int(np.float32(plane.size * row.size * run.size).view(np.int32))
+        next_column, next_row = columns.dilation * pixel, self._rows.dilation * columns.size * pixel
+        next_plane = self._planes.dilation * self._rows.size * columns.size * pixel
+        steps = next_plane - row.taps * next_row, next_row - run.taps * next_column, next_column
+        numbers = run.count, channels, plane.taps, row.taps, run.taps, *steps, columns.stride * pixel, pixel, size
         if numbers not in self._known:
             self._known[numbers] = np.array(numbers, np.int64)
         return address_of(self._known[numbers])
@@ -147,14 +151,15 @@ def _pooling(lanes: int, kind: str) -> int | None:
     def window(place: Scalar, vectors: int, mask: Mask | None = None) -> None:
         """Of some vectors of channels."""
         totals = [build.constant(start) for _ in range(vectors)]
-        row = x + place
-        with build.repeat(number(_ROWS)):
-            tap = build.copied(row)
-            with build.repeat(number(_COLUMNS)):
-                for vector, total in enumerate(totals):
-                    total.set(joined(total, build.load(tap, offset=vector * lanes * BYTES, mask=mask)))
-                tap.set(tap + number(_COLUMN))
-            row.set(row + number(_ROW))
+        tap = x + place
+        with build.repeat(number(_PLANES)):
+            with build.repeat(number(_ROWS)):
+                with build.repeat(number(_COLUMNS)):
+                    for vector, total in enumerate(totals):
+                        total.set(joined(total, build.load(tap, offset=vector * lanes * BYTES, mask=mask)))
+                    tap.set(tap + number(_COLUMN))
+                tap.set(tap + number(_ROW))
+            tap.set(tap + number(_PLANE))
         for vector, total in enumerate(totals):
             if kind == MEAN:
                 total = total / build.broadcast(numbers, offset=8 * _SIZE)

@@ -17,7 +17,7 @@ from dagexec.core.schema import OperatorCall
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
 from dagexec.ops.base.layout import BLOCKS, NCHW, NHWC, channel_count, image_order
-from dagexec.ops.engines.onednn import direct, edges, pointwise, windows
+from dagexec.ops.engines.onednn import direct, edges, lattices, pointwise, windows
 from dagexec.ops.engines.onednn.accuracy import require_accurate
 from dagexec.ops.engines.onednn.convolution_computation import (
     CONVOLUTION,
@@ -155,6 +155,16 @@ class ForwardConvolution(ConvolutionFamily):
             np.copyto, target, source
         )
 
+    def split_post_ops(self, post_ops: Sequence[PostOp]) -> tuple[Sequence[PostOp], Sequence[PostOp]]:
+        """As in the base; without oneDNN those that kernels of convolutions have, and what comes behind them."""
+        first, later = super().split_post_ops(post_ops)
+        if self.onednn.has_primitives or any(one.kind == SUM for one in post_ops[1:]):
+            return first, later
+        operands = {one.input: self.x(one.input) for one in post_ops if one.input >= 0}
+        shape, counts = self.y(0).shape, range(len(first), -1, -1)
+        count = next(n for n in counts if pointwise.finish(post_ops[:n], operands, shape) is not None)
+        return post_ops[:count], post_ops[count:]
+
     def drops_nan(self) -> bool:
         """Where post-ops of the primitive do."""
         return drops_nan(self.split_post_ops(self.post_ops(self.call()))[0])
@@ -187,14 +197,16 @@ class ForwardConvolution(ConvolutionFamily):
         operands: Mapping[int, Array],
         shape: tuple[int, ...],
     ) -> Composed | None:
-        """The candidates of `direct`, `pointwise` and `winograd`; None where there are none.
+        """The candidates of `direct`, `pointwise`, `windows`, `winograd` and `lattices`; None where there are none.
 
         `operands` are what post-ops read, by input number, for a result of `shape`.
         """
-        if not self.is_constant(1) or self.input(0).meta is not FLOAT32:
+        if self.input(0).meta is not FLOAT32:
             return None
-        found = [self._by_sums(axes, orders, post_ops, operands, shape)]
-        if orders == (NHWC, NHWC):
+        found = [self._by_lattices(axes, orders, post_ops, operands, shape)]
+        if self.is_constant(1):
+            found.append(self._by_sums(axes, orders, post_ops, operands, shape))
+        if self.is_constant(1) and orders == (NHWC, NHWC):
             found += [
                 way(axes, post_ops, operands, shape) for way in (self._by_product, self._by_windows, self._by_winograd)
             ]
@@ -218,6 +230,23 @@ class ForwardConvolution(ConvolutionFamily):
         channels = self._channels, channel_count(orders[1], shape)
         layer = direct.Layer(shape[0], *channels, groups, rows, columns, self.has_bias(self.call()), *found, orders)
         return partial(direct.candidates, self.onednn, layer)
+
+    def _by_lattices(
+        self,
+        axes: Sequence[Axis],
+        orders: tuple[str, str],
+        post_ops: Sequence[PostOp],
+        operands: Mapping[int, Array],
+        shape: tuple[int, ...],
+    ) -> Composed | None:
+        """Those of `lattices`, as in `composed`."""
+        found = pointwise.finish(post_ops, operands, shape)
+        if found is None or not {NCHW, NHWC}.issuperset(orders) or orders == (NCHW, NHWC):  # which is turned before
+            return None
+        sizes = shape[0], self._channels, channel_count(orders[1], shape), self.arguments.int("group", 1)
+        ends = self.has_bias(self.call()), *found
+        layer = lattices.Layer(tuple(map(lattices.lines, axes)), *sizes, orders, *ends)
+        return partial(lattices.candidates, self.onednn, layer)
 
     def _by_product(
         self, axes: Sequence[Axis], post_ops: Sequence[PostOp], operands: Mapping[int, Array], shape: tuple[int, ...]

@@ -23,7 +23,7 @@ def finishing_step(owner: OneDNNOperator, post_ops: Sequence[PostOp], y: Array, 
     `operands` are by input number. Code computes in float32, so 16 bits are widened before it and rounded behind it.
     Without oneDNN one kernel does all, where it can.
     """
-    if not owner.onednn.has_primitives:
+    if post_ops and not owner.onednn.has_primitives:
         order = list(operands)
         links = [(one.kind, one.a, one.b, order.index(one.input) if one.input >= 0 else -1) for one in post_ops]
         step = chain_step(owner.onednn.machine, links, y, y, list(operands.values()), owner.label)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from dagexec.core.dtypes import FLOAT32
 from dagexec.core.operator import Step, in_sequence
 from dagexec.core.registry import operator, schema_of
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.base.geometry import Axis
-from dagexec.ops.base.layout import NHWC
+from dagexec.ops.base.layout import NCHW, NHWC, channel_count
+from dagexec.ops.engines.onednn import lattices
 from dagexec.ops.engines.onednn.convolution_computation import (
     CONVOLUTION,
     Composed,
@@ -69,7 +71,23 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
         return self.offered(in_sequence(assembled.steps), assembled, inputs, {DST: 0})
 
     def _composed(self, axes: Sequence[Axis], order: str, shape: tuple[int, ...]) -> Composed | None:
-        """The candidates of `transposed_product` for a result of `shape`; None where there are none."""
+        """The candidates of `lattices` and `transposed_product` for a result of `shape`; None where there are none."""
+        found = [self._by_lattices(axes, order, shape), self._side_by_side(axes, order, shape)]
+        offered = [one for one in found if one is not None]
+        return (lambda: chain.from_iterable(one() for one in offered)) if offered else None
+
+    def _by_lattices(self, axes: Sequence[Axis], order: str, shape: tuple[int, ...]) -> Composed | None:
+        """Those of `lattices`, likewise."""
+        if order not in (NCHW, NHWC) or self.input(0).meta is not FLOAT32:
+            return None
+        lines = tuple(map(lattices.transposed_lines, axes))
+        sizes = shape[0], channel_count(order, self.x(0).shape), channel_count(order, shape)
+        groups, has_bias = self.arguments.int("group", 1), len(self.call().inputs) == 3
+        layer = lattices.Layer(lines, *sizes, groups, (order, order), has_bias)
+        return partial(lattices.candidates, self.onednn, layer)
+
+    def _side_by_side(self, axes: Sequence[Axis], order: str, shape: tuple[int, ...]) -> Composed | None:
+        """Those of `transposed_product`, likewise."""
         has_bias = len(self.call().inputs) == 3
         parameters = (1, 2) if has_bias else (1,)
         constant = all(self.is_constant(number) for number in parameters)

@@ -38,6 +38,8 @@ for _order in ("NHWC", "NCHW"):
             f"the whole {_order} {_channels}": ("AveragePool", [_x], {"global_pooling": 1} | _own),
             f"ceil {_order} {_channels}": ("MaxPool", [_x], {"kernel": 2, "stride": 2, "ceil_mode": 1} | _own),
         }
+    _x, _own = normal(1, *((2, 4, 5, 6, 9) if _order == "NHWC" else (2, 9, 4, 5, 6))), PAIR | {"order": _order}
+    CASES |= {f"{_kind}Pool of three axes {_order}": (f"{_kind}Pool", [_x], _own) for _kind in ("Max", "Average")}
     for _beta in (0.75, 0.5, 1.0, 0.6):
         _numbers = {"size": 5, "alpha": 0.5, "beta": _beta, "bias": 2.0, "order": _order}
         CASES[f"LRN {_order} {_beta}"] = "LRN", [image(19, _order)], _numbers
