@@ -362,9 +362,9 @@ def _added(g: _Geometry, cache: _Cache) -> list[_Call]:
     if fed_row:
         return [_rows(g.lanes, g.width, g.queries, g.k_row, fed_row, start * fed_row), values]
     rows, columns = outline(g.queries, HEIGHT), outline(g.width, SIDE)
-    kernel = transposing_kernel(rows, columns, g.queries < g.width) or 0
+    kernel = transposing_kernel(rows, columns, is_down_first=g.queries < g.width, is_packed=False) or 0
     strides = g.k_row, key_row, g.queries // HEIGHT, g.width // SIDE
-    return [(*strides, *(0,) * 7, kernel, 0, start * _FLOAT, 0), values]
+    return [(*strides, 1, *(0,) * 6, kernel, 0, start * _FLOAT, 0), values]
 
 
 def _rows(
