@@ -43,8 +43,8 @@ from dagexec.platform.machine_code import executable
 
 Array = npt.NDArray[Any]
 
-_LINE, _MOST_LINES = 16, 128
-"""Bytes that are copied at a time; rows of more lines are copied by one instruction."""
+_LINE, _TOGETHER, _MOST_LINES = 16, 16, 128
+"""Bytes that are copied at a time, and how often before a jump; rows of more lines are copied by one instruction."""
 
 
 def gather_step(
@@ -132,16 +132,27 @@ def _load_index(code: Assembler, index_bytes: int, number: int) -> None:
 
 def _copy_row(code: Assembler, row: int) -> None:
     """Copy a row of rbp bytes from rsi to rdi, which moves on behind it."""
-    if row in (4, 8):
-        code.copy_number(row)
-        return
-    code.move(RCX, RBP)
-    if row % _LINE or row > _LINE * _MOST_LINES:
+    if row % 4 or row > _LINE * _MOST_LINES:
+        code.move(RCX, RBP)
         code.copy_bytes()
         return
-    line = code.here()
-    code.copy_line()
-    code.add_number(RSI, _LINE)
-    code.add_number(RDI, _LINE)
-    code.add_number(RCX, -_LINE)
-    code.jump_if_not_zero(line)
+    many, few = divmod(row // _LINE, _TOGETHER)
+    if many:
+        code.set_number(RCX, many)
+        again = code.here()
+        _copy_lines(code, _TOGETHER)
+        code.add_number(RCX, -1)
+        code.jump_if_not_zero(again)
+    if few:
+        _copy_lines(code, few)
+    for size in (8, 4):
+        if row & size:
+            code.copy_number(size)
+
+
+def _copy_lines(code: Assembler, count: int) -> None:
+    """Copy so many lines; both registers move on behind them."""
+    for number in range(count):
+        code.copy_line(_LINE * number)
+    for register in (RSI, RDI):
+        code.add_number(register, _LINE * count)

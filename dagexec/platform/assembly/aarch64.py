@@ -220,8 +220,10 @@ class GeneralAssembler:
         load, store = {4: (0xB8404400, 0xB8004400), 8: (0xF8408400, 0xF8008400)}[size]  # ldr, str with [x], #size
         self._words(load | _REGISTERS[RSI] << 5 | FIRST, store | _REGISTERS[RDI] << 5 | FIRST)
 
-    def copy_line(self) -> None:
-        self._words(0x3DC00000 | _REGISTERS[RSI] << 5, 0x3D800000 | _REGISTERS[RDI] << 5)  # ldr q0, [x]; str q0, [x]
+    def copy_line(self, offset: int) -> None:
+        """As for x86-64; the offset is a multiple of 16 below 64 KiB."""
+        place = offset // 16 << 10
+        self._words(0x3DC00000 | place | _REGISTERS[RSI] << 5, 0x3D800000 | place | _REGISTERS[RDI] << 5)  # ldr, str q0
 
     def load_float_status(self, register: int) -> None:
         self._words(0xD53B4420 | _REGISTERS[register])  # mrs, fpsr

@@ -236,7 +236,7 @@ def test_the_few_of_a_long_row_are_found_as_by_sorting_all(dtype: Any, largest: 
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float64, np.float16], ids=str)
-@pytest.mark.parametrize("row", [1, 2, 3, 16, 600])
+@pytest.mark.parametrize("row", [1, 2, 3, 16, 71, 600])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 def test_gather_writes_what_numpy_takes_and_nothing_beside_it(dtype: type, row: int, axis: int, index: type) -> None:
