@@ -31,6 +31,7 @@ CHOSEN = (
     "tests/ops/kernels",
     "tests/scheduler/run/test_machine.py",
     "tests/scheduler/conformance/test_conforming.py",
+    "tests/compiler/test_compiled_nets.py",
     "tests/zoo/test_zoo.py",
     "tests/ops/test_threads_and_bytes.py",
     "tests/rows/test_bytes.py",
