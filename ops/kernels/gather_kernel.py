@@ -43,8 +43,8 @@ from dagexec.platform.machine_code import executable
 
 Array = npt.NDArray[Any]
 
-_LINE, _TOGETHER, _MOST_LINES = 16, 16, 128
-"""Bytes that are copied at a time, and how often before a jump; rows of more lines are copied by one instruction."""
+_LINE, _TOGETHER = 16, 16
+"""Bytes that are copied at a time, and how often before a jump."""
 
 
 def gather_step(
@@ -132,7 +132,7 @@ def _load_index(code: Assembler, index_bytes: int, number: int) -> None:
 
 def _copy_row(code: Assembler, row: int) -> None:
     """Copy a row of rbp bytes from rsi to rdi, which moves on behind it."""
-    if row % 4 or row > _LINE * _MOST_LINES:
+    if row % 4:
         code.move(RCX, RBP)
         code.copy_bytes()
         return

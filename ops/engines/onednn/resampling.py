@@ -1,4 +1,5 @@
-"""ResizeNearest and Resize: interpolation by kernels of our own, nearest pixels by oneDNN where its rule is the same.
+"""ResizeNearest and Resize: interpolation by kernels of our own, nearest pixels by oneDNN where its rule is the same,
+or without it as copies and lookups.
 
 oneDNN interpolates linearly, too, but each element alone: 21 planes of 28 x 28 pixels as 224 x 224 take 1.37 ms with
 AVX-512 on one core of an Intel Xeon, by one axis after the other with `weighted_rows` 0.5. It serves where that cannot.
@@ -7,6 +8,7 @@ AVX-512 on one core of an Intel Xeon, by one axis after the other with `weighted
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from dagexec.ops.engines.onednn.descriptors import DST, FORWARD_INFERENCE, SRC
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.families.image import resize, spatial
 from dagexec.ops.kernels.copies import copy_step
+from dagexec.ops.kernels.gather_kernel import gather_step
 from dagexec.ops.kernels.weighted_rows import weighted_rows_step
 from dagexec.platform.addresses import address_of
 
@@ -35,15 +38,19 @@ class ResizeNearest(OneDNNOperator, spatial.ResizeNearest):
     """Nearest-neighbor resizing."""
 
     def prepare_primitive(self) -> Step:
-        """One resampling, or a copy.
+        """One resampling, or what moves pixels.
 
         Output pixel i is oneDNN's pixel round((i + 1/2) * in / out - 1/2) and the operator's int(i / scale): the same
         when the scale is a whole number, and not always when it is not.
         """
-        if not self.onednn.has_primitives:
-            return copying(self)
         x, y, order = self.x(0), self.y(0), image_order(self.call())
         scales = spatial.resize_scales(self.call())
+        if not self.onednn.has_primitives:
+            axes = range(*(1, 3) if order == NHWC else (2, 4))
+            return _picked(
+                self,
+                {axis: spatial.nearest_pixels(y.shape[axis], scale) for axis, scale in zip(axes, scales, strict=True)},
+            )
         sizes = zip(spatial_sizes(order, x.shape), spatial_sizes(order, y.shape), scales, strict=True)
         for size, out, scale in sizes:
             centers = (np.arange(out, dtype=np.float32) + np.float32(0.5)) * np.float32(size / out) - np.float32(0.5)
@@ -60,6 +67,10 @@ class Resize(OneDNNOperator, resize.Resize):
         """One resampling, where every output pixel is made of the same pixels of X, with the same weights."""
         x, y, call = self.x(0), self.y(0), self.call()
         nearest = self.arguments.string("mode", "nearest") == "nearest"
+        if nearest and not self.onednn.has_primitives:
+            found = {axis.axis: resize.find_taps(call, axis) for axis in resize.resized_axes(call)}
+            if all(taps.outside is None for taps in found.values()):
+                return _picked(self, {axis: taps.places[0] for axis, taps in found.items()})
         order, channels = (NCHW, 1) if x.shape[:2] == y.shape[:2] else (NHWC, -1)
         if not 3 <= x.ndim <= 5 or not y.size or any(x.shape[axis] != y.shape[axis] for axis in (0, channels)):
             raise UnsupportedFeatureError(f"{self.label}: not an image of which only the spatial axes are resized")
@@ -71,6 +82,27 @@ class Resize(OneDNNOperator, resize.Resize):
             if not _same_pixels(resize.find_taps(call, axis), axis, nearest=nearest):
                 raise UnsupportedFeatureError(f"{self.label}: axis {axis.axis} is read at other places than oneDNN's")
         return resampled(self, x, y, order, _NEAREST if nearest else _LINEAR)
+
+
+def _picked(owner: OneDNNOperator, places: Mapping[int, Array]) -> Step:
+    """Pixels at `places` along axes: a copy where each is there as often, else a lookup.
+
+    Raises UnsupportedFeatureError where there is no kernel.
+    """
+    x, y = owner.x(0), owner.y(0)
+    if all(resize.Taps(one[None], None, None).repeats(x.shape[axis]) for axis, one in places.items()):
+        return copying(owner)
+    moving = [axis for axis, one in places.items() if not np.array_equal(one, np.arange(x.shape[axis]))]
+    axes = range(min(moving), max(moving) + 1)
+    sizes = x.shape[axes.start : axes.stop]
+    grid = np.ix_(*(places.get(axis, np.arange(x.shape[axis])) for axis in axes))
+    pixels = np.ravel_multi_index(grid, sizes, mode="clip").reshape(-1)
+    lead, tail = math.prod(x.shape[: axes.start]), math.prod(x.shape[axes.stop :])
+    source, target = x.reshape(lead, -1, tail), y.reshape(lead, -1, tail)
+    step = gather_step(source, pixels, target, 1, wraps=False, failure=AssertionError)
+    if step is None:
+        raise UnsupportedFeatureError(f"{owner.label}: no kernels run here")
+    return step
 
 
 def _by_axes(owner: Resize, x: Array, y: Array) -> Step | None:

@@ -56,6 +56,9 @@ CASES |= {
         [normal(1, 4, 13), normal(2, 7, 13), normal(3, 7)],
         {"post_ops": ["relu", "elu:1.5", "linear:2:0"]},
     ),
+    "repeated pixels": ("Resize", [image(3)], {"sizes": [2, 18, 24, 3]}),
+    "picked pixels": ("Resize", [image(3, "NCHW")], {"sizes": [2, 3, 13, 8], "rounding": "floor"}),
+    "picked of all axes": ("Resize", [normal(1, 5, 3, 4)], {"scales": [1.5, 1.0, 2.0], "coordinates": "asymmetric"}),
     "normalized rows": ("SpatialBN", [normal(1, 5, 12), *[normal(seed, 12) ** 2 for seed in range(4)]], {"is_test": 1}),
     "a transposed one": ("FCTransposed", [normal(1, 9, 3), normal(2, 3, 21), normal(3, 21)], {}),
 }
@@ -64,6 +67,7 @@ for _order in ("NHWC", "NCHW"):
     CASES |= {
         f"SpatialBN {_order}": ("SpatialBN", [image(12, _order), *_numbers], {"is_test": 1} | _axis),
         f"moved {_order}": ("ResizeNearest", [image(12, _order)], {"width_scale": 2.0, "height_scale": 3.0} | _axis),
+        f"picked {_order}": ("ResizeNearest", [image(12, _order)], {"width_scale": 1.7, "height_scale": 0.6} | _axis),
         f"shuffled {_order}": ("ChannelShuffle", [image(12, _order)], {"group": 3} | _axis),
     }
 for _kind in ("Mean", "Sum", "Max", "Min", "L1", "L2"):
