@@ -6,8 +6,9 @@ before and behind, and so is an image whose windows leave it, between zeros. A w
 (`panel_kernels`): a row of taps each, or a tap where they lie apart.
 
 Of a transposed convolution the results whose places have the same remainder by the stride have the same taps: they are
-those of a convolution that steps by 1, and lie apart. So each element of any result is one chain of products and sums
-in the order of pixels and channels, and its bytes depend on no other.
+those of a convolution that steps by 1, and lie apart. Where they have few channels, and neighbors the same pixels, so
+many neighbors as the stride has pixels are computed as if they were channels. So each element of any result is one
+chain of products and sums in the order of pixels and channels, and its bytes depend on no other.
 """
 
 from __future__ import annotations
@@ -139,6 +140,8 @@ class Layer:
         has_bias: a number for each channel is added.
         post_ops: what is done then; ADD_OTHER is among them where it is not the first.
         other: the argument that is added to the result, 0 for none; DST for what it held before.
+        joined, skipped: how many neighbors of a row of the result are computed as the channels of one, which are M
+            then, and how many of these are before the first of the row.
     """
 
     axes: tuple[tuple[Line, ...], ...]
@@ -150,6 +153,8 @@ class Layer:
     has_bias: bool
     post_ops: tuple[PostOp, ...] = ()
     other: int = 0
+    joined: int = 1
+    skipped: int = 0
 
     def fits(self, lanes: int) -> bool:
         """True for whole vectors."""
@@ -196,6 +201,22 @@ class Layer:
         return self.groups * panels * sum(prod(line.count for line in part[:-1]) for part in self.in_parts())
 
 
+def transposed_layer(
+    axes: Sequence[Axis], sizes: tuple[int, int, int], groups: int, order: str, has_bias: bool
+) -> Layer:
+    """That of a transposed convolution, for the axes of the one that it transposes; `sizes` are N, C, M."""
+    batch, channels, filters = sizes
+    found, last = tuple(map(transposed_lines, axes)), axes[-1]
+    layer = Layer(found, batch, channels, filters, groups, (order, order), has_bias)
+    is_even = last.dilation == 1 < last.stride and last.kernel % last.stride == 0
+    if groups > 1 or not is_even or filters * last.stride > AVX2 * VECTORS[AVX2]:
+        return layer
+    taps = tuple(reversed(range(last.kernel // last.stride)))
+    row = Line(0, 1, -(-(last.head + last.size) // last.stride), -taps[0], 1, taps, 1)
+    layer = replace(layer, axes=(*found[:-1], (row,)), filters=filters * last.stride)
+    return replace(layer, joined=last.stride, skipped=last.head)
+
+
 def candidates(library: Library, layer: Layer) -> Iterator[Candidate]:
     """The one for a layer; none with oneDNN."""
     if not library.has_primitives and 0 < layer.calls <= _MOST_CALLS:
@@ -207,9 +228,9 @@ def _assemble(
 ) -> Assembled:
     machine, label = problem.library.machine, problem.label
     x, y = (_channels_last(arrays[number], order) for number, order in zip((SRC, DST), layer.orders, strict=True))
-    bias = arrays[BIAS] if layer.has_bias else np.zeros(layer.filters, np.float32)
+    bias = arrays[BIAS] if layer.has_bias else np.zeros(y.shape[-1], np.float32)
     image, low, before = _readable(layer, x, memory)
-    result = y if y.flags.c_contiguous else _like(y, memory)
+    result, part = _writable(layer, y, memory)
     addend = None
     if layer.other:
         addend = _channels_last(arrays[layer.other], layer.orders[1])
@@ -222,12 +243,17 @@ def _assemble(
     for lattice in layer.lattices:
         if not layer.inner(lattice):
             untouched = result[(slice(None), *(line.places for line in lattice))]
+            untouched = untouched.reshape(*untouched.shape[:-1], layer.joined, -1)
             before.append((np.broadcast_to(bias, untouched.shape), untouched))
+    if layer.joined > 1:
+        biases = memory(_FLOAT * layer.filters).view(np.float32)
+        before.append((np.broadcast_to(bias, (layer.joined, len(bias))), biases.reshape(layer.joined, -1)))
+        bias = biases
     calls = _Calls(layer, panels, (image, low), weights, bias, result, addend)
     steps: list[Step] = [
         *_copied(machine, before, label),
         calls.step(label),
-        *_copied(machine, [(result, y)] if result is not y else [], label),
+        *_copied(machine, [(part, y)] if part is not y else [], label),
     ]
     if not all(isinstance(step, NativeStep) for step in steps):
         return Assembled(steps, StillArguments(), frozenset())
@@ -245,6 +271,18 @@ def _like(image: Array, memory: Memory) -> Array:
     """Working memory for as much."""
     found: Array = memory(image.nbytes).view(np.float32).reshape(image.shape)
     return found
+
+
+def _writable(layer: Layer, y: Array, memory: Memory) -> tuple[Array, Array]:
+    """An array for results with channels last, and what of it is `y`: `y` itself where it is the same memory."""
+    *outer, size, filters = y.shape
+    count = layer.axes[-1][0].count if layer.joined > 1 else size
+    shape = *outer, count, layer.filters
+    if y.flags.c_contiguous and count * layer.joined == size:
+        return y.reshape(shape), y
+    result = memory(_FLOAT * prod(shape)).view(np.float32).reshape(shape)
+    row = slice(layer.skipped, layer.skipped + size)
+    return result, result.reshape(*outer, -1, filters)[..., row, :]
 
 
 def _readable(layer: Layer, x: Array, memory: Memory) -> tuple[Array, list[int], list[Pair]]:
@@ -318,10 +356,12 @@ class _Panels:
                 if values.flags.writeable:
                     np.copyto(values, panels)
 
-        sizes = filters.shape[-len(self._layer.axes) :]
-        taps = [sum(len(line.taps) for line in axis) for axis in self._layer.axes]
+        layer = self._layer
+        sizes = filters.shape[-len(layer.axes) :]
+        taps = [sum(len(line.taps) for line in axis) for axis in layer.axes]
+        taps[-1] *= layer.joined
         target = Descriptor.strided(problem.library, (self._size,), FLOAT32, (1,))
-        what = f"panels of {self.lanes} for {list(self._places)}"
+        what = f"panels of {self.lanes}, of {layer.joined}, for {list(self._places)}"
         making = Making(what, nbytes, fill, unpack if taps == [*sizes] else None)
         return pack(WEIGHTS, filters, problem.tensors[WEIGHTS][0], target, making)[0].view(np.float32), []
 
@@ -333,20 +373,21 @@ class _Panels:
         for lattice in filter(self._layer.inner, self._layer.lattices):
             taps = tuple(_stepping(line.taps) for line in lattice)
             for group, values in enumerate(groups):
-                chosen = np.moveaxis(values[(slice(None), slice(None), *taps)], (0, 1), (-1, -2))
+                apart = values.reshape(*values.shape[:-1], -1, self._layer.joined)
+                chosen = np.moveaxis(apart[(slice(None), slice(None), *taps)], (0, 1, -1), (-1, -3, -2))
                 first = self.place(lattice, group) // _FLOAT
                 found += self._group(chosen, packed[first : first + self._wide * self._layer.inner(lattice)])
         return [pair for pair in found if pair[1].size]
 
     def _group(self, values: Array, packed: Array) -> Iterator[Pair]:
-        """The same of one group, [taps, channels read, units]."""
-        *inner, units = values.shape
-        for first, last, width in widths(units, self.lanes):
+        """The same of one group, [taps, channels read, joined, units]: those that are joined fit into a panel."""
+        *inner, joined, units = values.shape
+        for first, last, width in widths(joined * units, self.lanes):
             stop = first + -(-(last - first) // width) * width
             panels = packed[first * prod(inner) : stop * prod(inner)].reshape(-1, *inner, width)
-            count = min(width, units - first)
-            chosen = values[..., first:last].reshape(*inner, len(panels), count)
-            yield np.moveaxis(chosen, -2, 0), panels[..., :count]
+            count = min(width, joined * units - first)
+            chosen = values[..., first:last].reshape(*inner, joined, len(panels), -1)
+            yield np.moveaxis(chosen, -2, 0), panels[..., :count].reshape(len(panels), *inner, joined, -1)
             rest = panels[..., count:]
             yield np.broadcast_to(np.float32(0), rest.shape), rest
 

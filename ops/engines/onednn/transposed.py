@@ -80,10 +80,9 @@ class DeconvolutionOperator(ConvolutionFamily, TransposedConvolution):
         """Those of `lattices`, likewise."""
         if order not in (NCHW, NHWC) or self.input(0).meta is not FLOAT32:
             return None
-        lines = tuple(map(lattices.transposed_lines, axes))
         sizes = shape[0], channel_count(order, self.x(0).shape), channel_count(order, shape)
         groups, has_bias = self.arguments.int("group", 1), len(self.call().inputs) == 3
-        layer = lattices.Layer(lines, *sizes, groups, (order, order), has_bias)
+        layer = lattices.transposed_layer(axes, sizes, groups, order, has_bias)
         return partial(lattices.candidates, self.onednn, layer)
 
     def _side_by_side(self, axes: Sequence[Axis], order: str, shape: tuple[int, ...]) -> Composed | None:

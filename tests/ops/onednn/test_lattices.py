@@ -15,7 +15,6 @@ from dagexec.ops.engines.onednn.binding import own_kernels
 from dagexec.ops.engines.onednn.lattices import Line, transposed_lines
 from dagexec.testing import run_operator
 from tests.ops.onednn.engine import fallbacks, normal
-from tests.ops.onednn.test_pointwise import error
 from tests.ops.running import Array, computed, operator_def, workspace_of
 
 pytestmark = pytest.mark.skipif(own_kernels() is None, reason="no kernels run here")
@@ -59,13 +58,21 @@ for _order in ("NHWC", "NCHW"):
         "groups of two": ("FusedConv", (6, 7), (3, 3), (2, 70, 27), RELU | {"pad": 1, "strides": [1, 2]}),
         "few of a group": ("Conv", (6, 7), (2, 2), (3, 2, 1), {"dilation": 2}),
         "functions behind": ("FusedConv", (9,), (3,), (2, 3, 11), {"post_ops": ["swish:1", "elu:1.5", "abs"]}),
-        "windows that overlap": ("ConvTranspose", (5, 6), (4, 3), (1, 6, 25), {"stride": 2, "pad": 1}),
+        "windows that overlap": ("ConvTranspose", (5, 6), (3, 4), (1, 6, 25), {"stride": 2, "pad": 1}),
         "transposed groups": ("ConvTranspose", (7,), (5,), (3, 4, 5), {"stride": 3, "adj": 1, "dilation": 2}),
         "transposed, three axes": ("ConvTranspose", (2, 3, 4), (2, 2, 3), (1, 9, 8), {"strides": [2, 1, 2]}),
+        "neighbors joined": ("ConvTranspose", (5, 6), (3, 4), (1, 6, 3), {"stride": 2, "pad": 1, "adj": 1}),
+        "an axis joined": ("ConvTranspose", (7,), (6,), (1, 5, 1), {"stride": 3}),
         "gaps": ("ConvTranspose", (4, 3), (1, 2), (1, 3, 7), {"stride": 3, "adj": 1}),
     }
     CASES |= {f"{name} {_order}": case(one[0], _order, *one[1:4], **one[4]) for name, one in _own.items()}
 CASES["NHWC to NCHW"] = case("FusedConv", "NHWC", (5, 4), (3, 2), (1, 6, 11), output_order="NCHW", **RELU)
+
+
+def error(found: Array, exact: Array) -> float:
+    """The largest, relative to the largest element of the result."""
+    assert found.shape == exact.shape
+    return float(np.abs(found - exact).max() / np.abs(exact).max())
 
 
 def named(inputs: list[Array]) -> dict[str, Array]:
@@ -116,7 +123,17 @@ def test_another_tensor(post_ops: list[str], order: str) -> None:
     assert error(found, expected) < 2e-6
 
 
-@pytest.mark.parametrize("name", ["three axes NHWC", "groups of two NCHW", "transposed groups NCHW", "gaps NHWC"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "three axes NHWC",
+        "groups of two NCHW",
+        "transposed groups NCHW",
+        "gaps NHWC",
+        "neighbors joined NCHW",
+        "an axis joined NHWC",
+    ],
+)
 def test_a_step_works_on_a_callers_arrays(name: str) -> None:
     op_type, inputs, arguments = CASES[name]
     workspace = workspace_of(named(inputs).items())
@@ -138,7 +155,7 @@ def test_a_step_works_on_a_callers_arrays(name: str) -> None:
 
 def test_constant_filters_are_packed_once_and_can_be_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagexec.core.constant.MIN_BYTES", 1)
-    for name in ("three axes NCHW", "windows that overlap NHWC", "transposed groups NHWC"):
+    for name in ("three axes NCHW", "windows that overlap NHWC", "transposed groups NHWC", "neighbors joined NHWC"):
         op_type, inputs, arguments = CASES[name]
         workspace = workspace_of(named(inputs).items())
         tensor = workspace.get_blob("1").tensor()
