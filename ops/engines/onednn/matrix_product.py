@@ -56,12 +56,14 @@ _Stack = tuple[int, ...]
 _CallAndFields = tuple[tuple[int, int, int, int], tuple[int, ...]]
 
 
-def matrix_step(owner: OneDNNOperator, a: Array, b: Array, y: Array, *, has_examples: bool) -> Step | None:
+def matrix_step(
+    owner: OneDNNOperator, a: Array, b: Array, y: Array, *, has_examples: bool, has_vectors: bool = True
+) -> Step | None:
     """The step Y = A B of float32 [..., rows, inner] and [..., inner, columns], with as many axes.
 
-    All are packed, but A and B may have their last two axes exchanged, and broadcast to each other in the others. With
-    `has_examples` the rows of A may be examples, so that a single one is computed as several are. None where the
-    kernels cannot run, and where Y is in the memory of the others.
+    Y is packed, and A and B broadcast to each other in the axes before the last two. With `has_examples` the rows of A
+    may be examples, so that a single one is computed as several are; unless it `has_vectors` so may the columns of B.
+    None where the kernels cannot run, and where Y is in the memory of the others.
     """
     machine, arrays = owner.onednn.machine, (a, b, y)
     if not machine.can_run or not all(one.size and one.dtype == np.float32 for one in arrays):
@@ -72,7 +74,7 @@ def matrix_step(owner: OneDNNOperator, a: Array, b: Array, y: Array, *, has_exam
         a, b, y = b.swapaxes(-1, -2), a.swapaxes(-1, -2), y.swapaxes(-1, -2)
         is_vector = not has_examples
     else:
-        is_vector = y.shape[-1] == 1
+        is_vector = has_vectors and y.shape[-1] == 1 and b.strides[-2] == _FLOAT
     *stack, rows, columns = y.shape
     inner = a.shape[-1]
     lanes = machine.lanes if (inner if is_vector else columns) >= machine.lanes else AVX2

@@ -38,8 +38,10 @@ from dagexec.ops.engines.onednn.panel_product import is_for_panels, panels_of, p
 from dagexec.ops.engines.onednn.post_ops import BINARY, append_post_ops, drops_nan
 from dagexec.ops.engines.onednn.primitive import WEIGHTS_MD
 from dagexec.ops.families.activation.post_ops import SUM, PostOp, read_post_ops
+from dagexec.ops.families.product import einsum
 from dagexec.ops.families.product import fused as fused_product
 from dagexec.ops.families.product import products as product
+from dagexec.ops.families.product.einsum import Labels
 from dagexec.ops.kernels.post_ops import FUNCTIONS
 
 STREAMED_BYTES = 3 << 20
@@ -312,6 +314,26 @@ class Gemm(Product, product.Gemm):
             return self.multiply(a, b, self.y(0), _scaled(alpha))
         links = [*_scaled(alpha / beta), PostOp("add", input=2), *_scaled(beta)]
         return self.multiply(a, b, self.y(0), links, self.x(2))
+
+
+@operator(einsum.Einsum.schema, engine="ONEDNN")
+class Einsum(OneDNNOperator, einsum.Einsum):
+    """Sums of products, whose matrices are multiplied by kernels of our own."""
+
+    metas = (FLOAT32,)
+
+    def prepare_primitive(self) -> Step:
+        """The default engine's plan."""
+        if not self.onednn.machine.can_run:
+            raise UnsupportedFeatureError(f"{self.label}: there are no kernels for it")
+        self.answer(lambda: True)
+        return einsum.Einsum.prepare(self)
+
+    def multiply(self, a: Array, b: Array, y: Array, batch: Labels, rows: Labels, columns: Labels) -> Step:
+        """By kernels, where they serve. Examples may be rows of A or columns of B, if there are any."""
+        are_examples = bool(rows or columns)
+        step = matrix_step(self, a, b, y, has_examples=are_examples, has_vectors=not columns)
+        return step or super().multiply(a, b, y, batch, rows, columns)
 
 
 def _in_panels(shape: tuple[int, int], is_turned: bool, lanes: int, operator: OneDNNOperator) -> Array:

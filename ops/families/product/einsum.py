@@ -143,11 +143,15 @@ class Einsum(Operator):
         arrays = [self.x(index) for index in range(len(operands))]
         return _Plan(self, sizes).step(arrays, operands, output, self.y(0))
 
+    def multiply(self, a: Array, b: Array, y: Array, batch: Labels, rows: Labels, columns: Labels) -> Step:
+        """The step y = a b of stacks of matrices, whose axes these labels are folded to."""
+        return partial(np.matmul, a, b, out=y) if batch else row_product(self, a[0], b[0], y[0])
+
 
 class _Plan:
     """The steps of one equation for given shapes."""
 
-    def __init__(self, owner: Operator, sizes: Mapping[str, int]) -> None:
+    def __init__(self, owner: Einsum, sizes: Mapping[str, int]) -> None:
         self._owner = owner
         self._sizes = sizes
         self._steps: list[Step] = []
@@ -217,10 +221,7 @@ class _Plan:
         left = self._stack(a, of_a, batch, rows, inner)
         right = self._stack(b, of_b, batch, inner, columns)
         stack = total.reshape(len(left), left.shape[1], right.shape[2])
-        if batch:
-            self._steps.append(partial(np.matmul, left, right, out=stack))
-        else:
-            self._steps.append(row_product(self._owner, left[0], right[0], stack[0]))
+        self._steps.append(self._owner.multiply(left, right, stack, batch, rows, columns))
         return total, labels
 
     def _memory(self, labels: Labels, dtype: np.dtype[Any], target: tuple[Array, Labels] | None) -> Array:

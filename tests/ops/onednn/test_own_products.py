@@ -84,7 +84,7 @@ def test_a_stack_of_more_matrices_than_kernels_copy_is_multiplied() -> None:
 @pytest.mark.parametrize("behind", [False, True])
 def test_nothing_beside_operands_is_touched(behind: bool) -> None:
     guards = Guards(behind)
-    owner: Any = SimpleNamespace(onednn=own_kernels(), label="test", working_memory=guards.memory)
+    owner = _operator(guards)
     for (rows, inner, columns), *turned in product(SIZES, (0, 1), (0, 1)):
         a, b = normal(1, rows, inner), normal(2, inner, columns)
         x, w = (guards.copy(one.T.copy()).T if t else guards.copy(one) for one, t in zip((a, b), turned, strict=True))
@@ -93,6 +93,19 @@ def test_nothing_beside_operands_is_touched(behind: bool) -> None:
         assert step is not None
         step()
         require_close(y, a.astype(np.float64) @ b, inner)
+
+
+def _operator(guards: Guards) -> Any:
+    """What `matrix_step` asks of an operator."""
+    return SimpleNamespace(onednn=own_kernels(), label="test", working_memory=guards.memory)
+
+
+def test_a_vector_may_have_gaps() -> None:
+    x, w, y = normal(1, 5, 33), normal(2, 33, 3)[:, 1:2], np.empty((5, 1), np.float32)
+    step = matrix_step(_operator(Guards(behind=True)), x, w, y, has_examples=False)
+    assert step is not None
+    step()
+    require_close(y, x.astype(np.float64) @ w, 33)
 
 
 def test_vectors_are_multiplied() -> None:
@@ -147,6 +160,39 @@ def test_what_is_no_number_reaches_its_row_and_its_column_alone(rows: int, colum
 def test_nothing_is_summed_up_where_there_is_nothing() -> None:
     assert not computed("BatchMatMul", {"a": normal(1, 2, 3, 0), "b": normal(1, 2, 0, 4)}, ["y"])[0].any()
     assert computed("BatchMatMul", {"a": normal(1, 0, 3, 2), "b": normal(1, 0, 2, 4)}, ["y"])[0].shape == (0, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bij,bjk->bik", [(3, 5, 9), (3, 9, 31)]),
+        ("bhid,bhjd->bhij", [(2, 3, 7, 12), (2, 3, 5, 12)]),
+        ("bind,bjnd->bnij", [(2, 7, 3, 12), (2, 5, 3, 12)]),
+        ("bi,bi->b", [(4, 33), (4, 33)]),
+        ("ij,jk,kl->il", [(3, 9), (9, 11), (11, 10)]),
+        ("iij,jk->ik", [(8, 8, 5), (5, 17)]),
+        ("ki,kj,i->j", [(9, 20), (9, 1), (20,)]),
+    ],
+)
+def test_equations_are_computed(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    inputs = [normal(number, *shape) for number, shape in enumerate(shapes)]
+    expected = np.einsum(equation, *(one.astype(np.float64) for one in inputs))
+    require_close(alike("Einsum", inputs, equation=equation), np.asarray(expected), 33)
+
+
+@pytest.mark.parametrize("equation", ["bj,jk->bk", "kj,bj->kb", "kj,jb->bk", "cbj,cjk->bck", "j,bj->b", "cj,cbj->bc"])
+def test_an_example_of_an_equation_has_the_same_bytes_in_any_batch(equation: str) -> None:
+    sizes = {"b": 6, "c": 2, "j": 40, "k": 9}
+    terms, _, output = equation.partition("->")
+    inputs = [normal(number, *(sizes[name] for name in term)) for number, term in enumerate(terms.split(","))]
+    whole = np.moveaxis(alike("Einsum", inputs, equation=equation), output.index("b"), 0)
+    for count in (1, 2, 5):
+        part = [
+            np.ascontiguousarray(one.take(range(count), term.index("b"))) if "b" in term else one
+            for one, term in zip(inputs, terms.split(","), strict=True)
+        ]
+        found = np.moveaxis(alike("Einsum", part, equation=equation), output.index("b"), 0)
+        assert found.tobytes() == whole[:count].tobytes()
 
 
 @pytest.mark.parametrize("zeros", ["", "of A", "of both", "of columns"])
