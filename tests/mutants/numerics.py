@@ -198,6 +198,13 @@ MUTANTS = (
         ("tests/ops/onednn/test_top_k.py",),
     ),
     Mutant(
+        "a pixel with fewer columns than others has the last one instead",
+        "ops/engines/onednn/columns_to_image.py",
+        "len(counts)), len(pixels))",
+        "len(counts)), len(pixels) - 1)",
+        ("tests/ops/onednn/test_own_kernels.py",),
+    ),
+    Mutant(
         "the last columns of a packed matrix are written as whole vectors",
         "ops/kernels/copy_kernels.py",
         "is_inside = is_packed and number * rows + SIDE <= columns * rows",

@@ -34,6 +34,22 @@ class Windows:
     behind: tuple[int, ...]
     counts: tuple[int, ...]
 
+    def padded(self, sizes: Sequence[int]) -> list[int]:
+        """The sizes of an image with its padding."""
+        return [low + size + high for low, size, high in zip(self.before, sizes, self.behind, strict=True)]
+
+    def inner(self, sizes: Sequence[int]) -> tuple[slice, ...]:
+        """Where the image is in one with padding."""
+        return tuple(slice(low, low + size) for low, size in zip(self.before, sizes, strict=True))
+
+    def pixels(self, tap: Sequence[int]) -> tuple[slice, ...]:
+        """Where all windows have a tap, in an image with padding."""
+        steps = zip(tap, self.dilations, self.counts, self.strides, strict=True)
+        return tuple(
+            slice(one * dilation, one * dilation + (count - 1) * stride + 1, stride)
+            for one, dilation, count, stride in steps
+        )
+
 
 def read_windows(call: OperatorCall, sizes: Sequence[int], taps: Sequence[int]) -> Windows:
     """The windows of `taps` over an image of `sizes`. Raises ArgumentError for numbers that make none."""
@@ -70,7 +86,7 @@ def _integers(call: OperatorCall, index: int) -> list[int]:
     return [int(one) for one in call.known_value(index).reshape(-1)]
 
 
-def _columns(call: OperatorCall) -> tuple[Windows, list[int], int]:
+def columns_of(call: OperatorCall) -> tuple[Windows, list[int], int]:
     """Windows, image sizes and channels. Raises ArgumentError or ShapeError."""
     sizes, taps = _integers(call, 1), _integers(call, 2)
     if not sizes or min([*sizes, *taps]) < 1:
@@ -88,7 +104,7 @@ def _columns(call: OperatorCall) -> tuple[Windows, list[int], int]:
 def infer_columns_to_image(call: OperatorCall) -> list[TensorType]:
     """Batch x channels x the image."""
     meta = call.require_types(0, *NUMBER_TYPES)
-    _, sizes, channels = _columns(call)
+    _, sizes, channels = columns_of(call)
     return [TensorType((call.inputs[0].shape[0], channels, *sizes), meta)]
 
 
@@ -104,21 +120,13 @@ def infer_columns_to_image(call: OperatorCall) -> list[TensorType]:
 )
 def columns_to_image(call: OperatorCall, x: Array, *_sizes: Array) -> Sequence[Array]:
     """Tap by tap, all windows at once."""
-    windows, sizes, channels = _columns(call)
-    padded = [low + size + high for low, size, high in zip(windows.before, sizes, windows.behind, strict=True)]
-    image = np.zeros((len(x), channels, *padded), compute_dtype(x.dtype))
+    windows, sizes, channels = columns_of(call)
+    image = np.zeros((len(x), channels, *windows.padded(sizes)), compute_dtype(x.dtype))
     taps = x.reshape(len(x), channels, *windows.taps, *windows.counts)
     for place in itertools.product(*map(range, windows.taps)):
-        target = tuple(
-            slice(tap * dilation, tap * dilation + (count - 1) * stride + 1, stride)
-            for tap, dilation, count, stride in zip(
-                place, windows.dilations, windows.counts, windows.strides, strict=True
-            )
-        )
         tap_index: tuple[int | slice, ...] = (slice(None), slice(None), *place)
-        image[:, :, *target] += taps[tap_index]
-    inner = tuple(slice(low, low + size) for low, size in zip(windows.before, sizes, strict=True))
-    return [image[:, :, *inner]]
+        image[:, :, *windows.pixels(place)] += taps[tap_index]
+    return [image[:, :, *windows.inner(sizes)]]
 
 
 def _deformable(call: OperatorCall) -> tuple[Windows, int, int]:

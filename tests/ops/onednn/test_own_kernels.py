@@ -24,6 +24,10 @@ def image(channels: int, order: str = "NHWC", batch: int = 2, height: int = 9, w
     return normal(1, *((batch, height, width, channels) if order == "NHWC" else (batch, channels, height, width)))
 
 
+def widened(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype == np.float32 else array
+
+
 RELU = {"post_ops": ["relu"]}
 PAIR = {"kernel": 3, "stride": 2, "pad": 1}
 CASES: dict[str, tuple[str, list[Array], dict[str, Any]]] = {}
@@ -43,6 +47,8 @@ for _order in ("NHWC", "NCHW"):
     for _beta in (0.75, 0.5, 1.0, 0.6):
         _numbers = {"size": 5, "alpha": 0.5, "beta": _beta, "bias": 2.0, "order": _order}
         CASES[f"LRN {_order} {_beta}"] = "LRN", [image(19, _order)], _numbers
+_SIZES, _LONG, _COLUMNS = [np.array([7, 8])], [np.array([9])], normal(1, 2, 45, 16)
+_COLUMNS[0, 13, 6], _COLUMNS[1, 20, 3] = np.nan, np.inf
 CASES |= {
     "rows of one axis": ("MaxPool", [normal(1, 2, 11, 12)], {"kernels": [3], "order": "NHWC"}),
     "softmax of rows": ("Softmax", [normal(1, 7, 33)], {"axis": 1}),
@@ -59,6 +65,9 @@ CASES |= {
     "repeated pixels": ("Resize", [image(3)], {"sizes": [2, 18, 24, 3]}),
     "picked pixels": ("Resize", [image(3, "NCHW")], {"sizes": [2, 3, 13, 8], "rounding": "floor"}),
     "picked of all axes": ("Resize", [normal(1, 5, 3, 4)], {"scales": [1.5, 1.0, 2.0], "coordinates": "asymmetric"}),
+    "columns": ("ColumnsToImage", [_COLUMNS, *_SIZES, np.array([3, 3])], {"strides": [2, 2], "pads": [1] * 4}),
+    "columns of one axis": ("ColumnsToImage", [normal(1, 2, 14, 6), *_LONG, np.array([2])], {"dilations": [3]}),
+    "columns apart": ("ColumnsToImage", [normal(1, 1, 8, 4), *_SIZES, np.array([2, 2])], {"strides": [4, 5]}),
     "normalized rows": ("SpatialBN", [normal(1, 5, 12), *[normal(seed, 12) ** 2 for seed in range(4)]], {"is_test": 1}),
     "a transposed one": ("FCTransposed", [normal(1, 9, 3), normal(2, 3, 21), normal(3, 21)], {}),
 }
@@ -95,7 +104,7 @@ def test_an_operator_is_computed_without_onednn(name: str) -> None:
             for pieces in (1, 3)
         ]
     assert not reasons
-    [expected] = run_operator(op_type, [one.astype(np.float64) for one in inputs], **arguments)
+    [expected] = run_operator(op_type, [widened(one) for one in inputs], **arguments)
     np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-5)
     assert found[0].tobytes() == found[1].tobytes()
 
