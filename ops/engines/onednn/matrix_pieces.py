@@ -1,6 +1,7 @@
 """Products of matrices in pieces: some rows of the result each, or some columns where it has more of these.
 
-Each piece is a matmul of oneDNN's, with one thread. How many there are follows from the three sizes.
+Each piece is a matmul of oneDNN's, with one thread. How many there are follows from the three sizes. Without oneDNN a
+product is one of kernels of our own, which has pieces itself.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from functools import partial
 
 import numpy as np
 
-from dagexec.core.operator import Step
+from dagexec.core.operator import Step, parts_of
 from dagexec.errors import UnsupportedFeatureError
 from dagexec.ops.engines.onednn.descriptors import DST, SRC, WEIGHTS, Array
+from dagexec.ops.engines.onednn.matrix_product import matrix_step
 from dagexec.ops.engines.onednn.operator import OneDNNOperator
 from dagexec.ops.kernels.sharing import pieces_of_products
 from dagexec.ops.kernels.tables import shares
@@ -27,6 +29,9 @@ def product_pieces(op: OneDNNOperator, a: Array, b: Array, target: Array) -> lis
     """The pieces of target = A B, of matrices that may be transposed views; BLAS where oneDNN has none."""
     if 0 in (a.size, b.size):
         return [[partial(np.matmul, a, b, out=target)]]
+    own = None if op.onednn.has_primitives else matrix_step(op, a, b, target, has_examples=True)
+    if own is not None:
+        return [[*parts_of(own)]]
     rows, columns = target.shape
     is_tall = rows >= columns
     groups = -(-max(rows, columns) // _GRAIN)

@@ -146,6 +146,17 @@ def test_a_layer_with_weights_of_a_run_has_functions_and_other_operands() -> Non
     require_close(alike("FusedFC", inputs, **arguments), expected, 13)
 
 
+def test_gradients_of_layers_are_products() -> None:
+    arrays = {"x": normal(1, 19, 13), "w": normal(2, 21, 13), "dy": normal(3, 19, 21)}
+    x, w, dy = (one.astype(np.float64) for one in arrays.values())
+    with fallbacks() as reasons, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagexec.ops.engines.onednn.matrix_pieces.np.matmul", None)
+        found = computed("FCGradient", arrays, ["dw", "db", "dx"], pieces=3, batch_invariant=0)
+    assert not reasons
+    for one, expected in zip(found, (dy.T @ x, dy.sum(0), dy @ w), strict=True):
+        require_close(one, expected, 21)
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(6, 30), (1, 30), (6, 1), (6, 5)])
 def test_what_is_no_number_reaches_its_row_and_its_column_alone(rows: int, columns: int) -> None:
     a, b = normal(1, 2, rows, 11), normal(2, 2, columns, 11)
