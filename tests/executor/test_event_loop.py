@@ -151,7 +151,8 @@ async def test_of_many_callers_the_loop_gets_little_work_for_each_and_nothing_th
     inside = {"executor", "executor.dispatch", "executor.requests", "executor.runs"}
     assert rooms <= {*inside, "binding", "core", "platform", "scheduler.plan", "scheduler.run"}
     assert {name for room, name in calls.counts if room == "binding"} == {"fitting", "arrays_like"}
-    assert calls.counts.total() < 2 * CALLERS * 46  # each may be of another size than the run before
+    # Each may be of another size than the run before (5 calls), and find a replica idle (22), as the schedule decides.
+    assert calls.counts.total() < 2 * CALLERS * 64
 
 
 async def test_others_have_their_turns_between_two_runs() -> None:
