@@ -25,7 +25,7 @@ import numpy as np
 from environment import write_report
 
 from dagexec.errors import StorageError
-from dagexec.platform.assembly.instructions import FMA, RDI, RSI
+from dagexec.platform.assembly.instructions import A0, A1, FMA
 from dagexec.platform.assembly.x86_64_vectors import Assembler
 from dagexec.scheduling.paths import longest_paths
 from dagexec.server.grpc_codec import request_from
@@ -108,9 +108,9 @@ def own_assembler() -> bytes:
     """Three instructions again and again: a load, a product that is added, a store."""
     written = Assembler(8)
     for number in range(CALLS):
-        written.load(1, RDI, RSI, number % 64 * 32, 4)
+        written.load(1, A0, A1, number % 64 * 32, 4)
         written.compute(FMA, 2, 1, 3)
-        written.store(2, RDI, None, number % 64 * 32)
+        written.store(2, A0, None, number % 64 * 32)
     return written.code()
 
 

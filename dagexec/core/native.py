@@ -29,7 +29,7 @@ import numpy.typing as npt
 from dagexec.core.operator import Step, nothing_to_do
 from dagexec.errors import DagexecError
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembly.instructions import NOT_ZERO, RAX, RBP, RBX, RCX, RDI, RDX, RSI, ZERO
+from dagexec.platform.assembly.instructions import A0, A1, A2, A3, NOT_ZERO, RESULT, S0, S1, ZERO
 from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
@@ -289,23 +289,23 @@ def table_code() -> int | None:
     A row is six 64-bit numbers: a function, four arguments, and the bits of its result that must be 0.
     """
     code = GeneralAssembler()
-    code.open_frame(RBX, RBP)
-    code.move(RBX, RDI)  # rbx = the row
-    code.move(RBP, RSI)  # rbp = the rows left
+    code.open_frame(S0, S1)
+    code.move(S0, A0)  # rbx = the row
+    code.move(S1, A1)  # rbp = the rows left
     code.mark("next row")
-    code.compare_number(RBP, 0)
+    code.compare_number(S1, 0)
     code.jump("end", ZERO)
-    for place, register in enumerate((RDI, RSI, RDX, RCX), 1):
-        code.load_field(register, 8 * place, RBX)
-    code.call_field(RBX, 0)
-    code.load_field(RCX, 40, RBX)
-    code.intersect(RAX, RCX)
+    for place, register in enumerate((A0, A1, A2, A3), 1):
+        code.load_field(register, 8 * place, S0)
+    code.call_field(S0, 0)
+    code.load_field(A3, 40, S0)
+    code.intersect(RESULT, A3)
     code.jump("end", NOT_ZERO)
-    code.add_number(RBX, ROW_BYTES)
-    code.add_number(RBP, -1)
+    code.add_number(S0, ROW_BYTES)
+    code.add_number(S1, -1)
     code.jump("next row")
     code.mark("end")
-    code.move(RAX, RBP)
-    code.close_frame(RBX, RBP)
+    code.move(RESULT, S1)
+    code.close_frame(S0, S1)
     code.end_call()
     return executable(code.code())

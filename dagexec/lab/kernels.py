@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagexec.core.native import can_run, table_code
-from dagexec.platform.assembly.instructions import LESS, NOT_ZERO, RAX, RCX, RDI, RDX, RSI
+from dagexec.platform.assembly.instructions import A0, A1, A2, A3, LESS, NOT_ZERO, RESULT
 from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 
@@ -110,7 +110,7 @@ def _code(name: str) -> int:
     assert table_code() is not None, "no machine code runs here"
     code = GeneralAssembler()
     {"compute": _write_compute, "memory": _write_memory, "mark": _write_mark}[name](code)
-    code.clear(RAX)
+    code.clear(RESULT)
     code.end_call()
     address = executable(code.code())
     assert address is not None, "no machine code runs here"
@@ -121,33 +121,33 @@ def _write_compute(code: GeneralAssembler) -> None:
     """rdi = units; each is eight products, of which one waits for the other."""
     code.mark("next")
     for _ in range(8):
-        code.multiply(RAX, RAX)
-    code.add_number(RDI, -1)
+        code.multiply(RESULT, RESULT)
+    code.add_number(A0, -1)
     code.jump("next", NOT_ZERO)
 
 
 def _write_memory(code: GeneralAssembler) -> None:
     """rdi = address, rsi = lines."""
     code.mark("next")
-    code.load_field(RAX, 0)
-    code.add_number(RDI, _LINE)
-    code.add_number(RSI, -1)
+    code.load_field(RESULT, 0)
+    code.add_number(A0, _LINE)
+    code.add_number(A1, -1)
     code.jump("next", NOT_ZERO)
 
 
 def _write_mark(code: GeneralAssembler) -> None:
     """rdi = where the result goes, rsi = the task's mark and the addresses of its inputs' marks, rdx = inputs."""
-    code.load_field(RAX, 0, RSI)
+    code.load_field(RESULT, 0, A1)
     code.mark("next")
-    code.add_number(RDX, -1)
+    code.add_number(A2, -1)
     code.jump("end", LESS)
-    code.multiply_number(RAX, RAX, 31)
-    code.add_number(RSI, 8)
-    code.load_field(RCX, 0, RSI)
-    code.add_field(RAX, 0, RCX)
+    code.multiply_number(RESULT, RESULT, 31)
+    code.add_number(A1, 8)
+    code.load_field(A3, 0, A1)
+    code.add_field(RESULT, 0, A3)
     code.jump("next")
     code.mark("end")
-    code.store_number(RAX, RDI)
+    code.store_number(RESULT, A0)
 
 
 @cache

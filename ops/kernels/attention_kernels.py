@@ -17,6 +17,12 @@ import numpy as np
 
 from dagexec.ops.kernels.panel_kernels import first_columns, load_columns, store_columns
 from dagexec.platform.assembly.instructions import (
+    A0,
+    A1,
+    A2,
+    A3,
+    A4,
+    A5,
     ADD,
     ADD_INTEGERS,
     AND,
@@ -29,23 +35,17 @@ from dagexec.platform.assembly.instructions import (
     MUL,
     OR,
     PERMUTE_HALVES,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
+    RESULT,
+    S0,
+    S1,
+    S2,
+    S3,
+    S4,
+    S5,
     SHUFFLE,
     SUB,
+    T0,
+    T1,
     UNPACK_HIGH,
     UNPACK_LOW,
     Instruction,
@@ -57,7 +57,7 @@ from dagexec.platform.records import dataclass
 GROUP = 8
 """Keys that are transposed together, and elements of each."""
 
-_SAVED = (RBX, RBP, R12, R13, R14, R15)
+_SAVED = (S0, S1, S2, S3, S4, S5)
 _VECTOR = 32  # bytes
 _STEP = 4  # elements of the inner axis in a pass of the loop
 _ROWS_OF_BASE = 5
@@ -79,32 +79,32 @@ def transpose_kernel() -> int | None:
     """
     code = Assembler()
     code.enter(*_SAVED)
-    for register, field in ((R8, KEY_ROW), (R12, PACKED_ROW), (R13, PACK_GROUPS)):
-        code.load_field(register, 8 * field, RCX)
+    for register, field in ((A4, KEY_ROW), (S2, PACKED_ROW), (S3, PACK_GROUPS)):
+        code.load_field(register, 8 * field, A3)
     group = code.here()
-    pairs = (R10, R11, RBP, RBX)
-    code.move(pairs[0], RDI)
+    pairs = (T0, T1, S1, S0)
+    code.move(pairs[0], A0)
     for register, before in zip(pairs[1:], pairs, strict=False):
         code.move(register, before)
-        code.add(register, R8)
-        code.add(register, R8)
-    code.load_field(R14, 8 * PACK_TILES, RCX)
-    code.move(RDX, RSI)
+        code.add(register, A4)
+        code.add(register, A4)
+    code.load_field(S4, 8 * PACK_TILES, A3)
+    code.move(A2, A1)
     tile = code.here()
     rows = list(range(8))
     for number, register in enumerate(pairs):
         code.load_at(rows[2 * number], register, 0)
-        code.load(rows[2 * number + 1], register, R8)
+        code.load(rows[2 * number + 1], register, A4)
     for row in _transposed(code, rows, list(range(8, 16))):
-        code.store_at(row, RDX, 0)
-        code.add(RDX, R12)
+        code.store_at(row, A2, 0)
+        code.add(A2, S2)
     for register in pairs:
         code.add_number(register, _VECTOR)
-    code.add_number(R14, -1)
+    code.add_number(S4, -1)
     code.jump_if_not_zero(tile)
-    code.add_number(RSI, _VECTOR)
-    code.add_field(RDI, 8 * GROUP_BYTES, RCX)
-    code.add_number(R13, -1)
+    code.add_number(A1, _VECTOR)
+    code.add_field(A0, 8 * GROUP_BYTES, A3)
+    code.add_number(S3, -1)
     code.jump_if_not_zero(group)
     code.leave(*_SAVED)
     return executable(code.code())
@@ -167,41 +167,41 @@ def product_kernel(rows: int, vectors: int, lanes: int, has_passes: bool, rest: 
     code = Assembler(lanes)
     code.enter(*_SAVED)
     mask = first_columns(code, rows * vectors + _SPARE, rows * vectors, columns) if columns else None
-    for register, field in ((R8, X_ROW), (R9, X_3_ROWS), (R12, W_ROW), (R13, Y_ROW), (RBX, PANELS)):
-        code.load_field(register, 8 * field, RCX)
+    for register, field in ((A4, X_ROW), (A5, X_3_ROWS), (S2, W_ROW), (S3, Y_ROW), (S0, PANELS)):
+        code.load_field(register, 8 * field, A3)
     panel = code.here()
-    code.load_field(RAX, 8 * BLOCKS, RCX)
-    code.save(RAX)
-    code.move(R14, RDI)
-    code.move(R15, RDX)
+    code.load_field(RESULT, 8 * BLOCKS, A3)
+    code.save(RESULT)
+    code.move(S4, A0)
+    code.move(S5, A2)
     block = code.here()
-    code.move(R10, R14)
-    code.load_field(R11, 8 * X_5_ROWS, RCX)
-    code.add(R11, R14)
-    code.move(RAX, RSI)
+    code.move(T0, S4)
+    code.load_field(T1, 8 * X_5_ROWS, A3)
+    code.add(T1, S4)
+    code.move(RESULT, A1)
     sums = [[row * vectors + number for number in range(vectors)] for row in range(rows)]
     for vector in range(rows * vectors):
         code.clear_vector(vector)
     if has_passes:
-        code.load_field(RBP, 8 * WHOLE, RCX)
-        code.add(RBP, R14)
+        code.load_field(S1, 8 * WHOLE, A3)
+        code.add(S1, S4)
         inner = code.here()
         _multiply(code, sums, _STEP, mask)
-        for base in (R10, R11):
+        for base in (T0, T1):
             code.add_number(base, 4 * _STEP)
-        code.compare(R10, RBP)
+        code.compare(T0, S1)
         code.jump_if_below(inner)
     _multiply(code, sums, rest, mask)
     for targets in sums:
         for number, vector in enumerate(targets):
-            store_columns(code, vector, R15, number, mask)
-        code.add(R15, R13)
-    code.add_field(R14, 8 * X_BLOCK, RCX)
+            store_columns(code, vector, S5, number, mask)
+        code.add(S5, S3)
+    code.add_field(S4, 8 * X_BLOCK, A3)
     code.count_down()
     code.jump_if_not_zero(block)
-    code.add_field(RSI, 8 * W_PANEL, RCX)
-    code.add_field(RDX, 8 * Y_PANEL, RCX)
-    code.add_number(RBX, -1)
+    code.add_field(A1, 8 * W_PANEL, A3)
+    code.add_field(A2, 8 * Y_PANEL, A3)
+    code.add_number(S0, -1)
     code.jump_if_not_zero(panel)
     code.leave(*_SAVED)
     return executable(code.code())
@@ -214,14 +214,14 @@ def _multiply(code: Assembler, sums: list[list[int]], steps: int, mask: int | No
     column = free + vectors if free + vectors < REGISTERS[code.lanes] else REPEATED[0]
     for step in range(steps):
         for number, vector in enumerate(weights):
-            load_columns(code, vector, (RAX, None), number, mask)
+            load_columns(code, vector, (RESULT, None), number, mask)
         for row, targets in enumerate(sums):
-            base = (R10, R11)[row // _ROWS_OF_BASE]
-            index, scale = ((None, 1), (R8, 1), (R8, 2), (R9, 1), (R8, 4))[row % _ROWS_OF_BASE]
+            base = (T0, T1)[row // _ROWS_OF_BASE]
+            index, scale = ((None, 1), (A4, 1), (A4, 2), (A5, 1), (A4, 4))[row % _ROWS_OF_BASE]
             code.broadcast(column, base, index, scale, 4 * step)
             for target, weight in zip(targets, weights, strict=True):
                 code.compute(FMA, target, weight, column)
-        code.add(RAX, R12)
+        code.add(RESULT, S2)
 
 
 # --- kernels that fields choose
@@ -234,10 +234,10 @@ KERNEL, FIRST_OFFSET = 11, 12
 def by_fields() -> int | None:
     """The address of a function that calls the kernel that its fields name, with the other arguments moved on."""
     code = GeneralAssembler()
-    for place, register in enumerate((RDI, RSI, RDX), FIRST_OFFSET):
-        code.add_field(register, 8 * place, RCX)
+    for place, register in enumerate((A0, A1, A2), FIRST_OFFSET):
+        code.add_field(register, 8 * place, A3)
     code.open_frame()
-    code.call_field(RCX, 8 * KERNEL)
+    code.call_field(A3, 8 * KERNEL)
     code.close_frame()
     code.end_call()
     return executable(code.code())
@@ -247,7 +247,7 @@ def by_fields() -> int | None:
 def nothing() -> int | None:
     """The address of a function that does nothing."""
     code = GeneralAssembler()
-    code.clear(RAX)
+    code.clear(RESULT)
     code.end_call()
     return executable(code.code())
 
@@ -290,10 +290,10 @@ def softmax_kernel(
     code = Assembler()
     softmax = _Softmax(code, has_passes, rest, has_tail)
     code.enter(*_SAVED)
-    fields = ((R8, MAIN), (R9, SCORE_ROW), (R10, BIAS_ROW), (R11, MASK_ROW), (R12, NUMBERS), (R13, ROWS))
+    fields = ((A4, MAIN), (A5, SCORE_ROW), (T0, BIAS_ROW), (T1, MASK_ROW), (S2, NUMBERS), (S3, ROWS))
     for register, field in fields:
-        code.load_field(register, 8 * field, RCX)
-    code.clear(RBX)
+        code.load_field(register, 8 * field, A3)
+    code.clear(S0)
     code.load_constant(_LOW, -127.0)
     row = code.here()
     code.load_constant(_MOST, -math.inf)
@@ -306,9 +306,9 @@ def softmax_kernel(
     code.compute(DIV, _TOTAL, 11, _TOTAL)
     code.clear_vector(15)
     softmax.over_row(partial(softmax.divide, nan_to_zero))
-    for register, other in ((RDI, R9), (RSI, R10), (RDX, R11)):
+    for register, other in ((A0, A5), (A1, T0), (A2, T1)):
         code.add(register, other)
-    code.add_number(R13, -1)
+    code.add_number(S3, -1)
     code.jump_if_not_zero(row)
     code.leave(*_SAVED)
     return executable(code.code())
@@ -326,16 +326,16 @@ class _Softmax:
     def over_row(self, body: Callable[[Sequence[int], bool], None]) -> None:
         """Code of `body` for vectors behind one another, by their places, and for the tail alone."""
         code = self.code
-        code.clear(RAX)
+        code.clear(RESULT)
         if self.has_passes:
             loop = code.here()
             body(range(_TOGETHER), False)
-            code.add_number(RAX, _TOGETHER * _VECTOR)
-            code.compare(RAX, R8)
+            code.add_number(RESULT, _TOGETHER * _VECTOR)
+            code.compare(RESULT, A4)
             code.jump_if_below(loop)
         if self.rest:
             body(range(self.rest), False)
-            code.add_number(RAX, self.rest * _VECTOR)
+            code.add_number(RESULT, self.rest * _VECTOR)
         if self.has_tail:
             body(range(1), True)
 
@@ -344,12 +344,12 @@ class _Softmax:
         code = self.code
         if not is_tail:
             if what is None:
-                code.load(target, base, RAX, place * _VECTOR)
+                code.load(target, base, RESULT, place * _VECTOR)
             else:
-                code.compute_memory(what, target, left, base, RAX, place * _VECTOR)
+                code.compute_memory(what, target, left, base, RESULT, place * _VECTOR)
             return
-        code.load_at(15, R12, 0)
-        code.load_masked(15, 15, base, RAX)
+        code.load_at(15, S2, 0)
+        code.load_masked(15, 15, base, RESULT)
         if what is None:
             code.move_vector(target, 15)
         else:
@@ -359,24 +359,24 @@ class _Softmax:
         """Scores times the scale, capped, or what hidden ones become, plus the bias; and the largest of them."""
         code = self.code
         for place in places:
-            self.load(None, place, 0, RDI, place, is_tail)
-            code.broadcast(11, R12, None, 1, 2 * _VECTOR + 8 * is_capped)
+            self.load(None, place, 0, A0, place, is_tail)
+            code.broadcast(11, S2, None, 1, 2 * _VECTOR + 8 * is_capped)
             code.compute(MUL, place, place, 11)
         if is_capped:
             self.cap(places)
         for place in places:
             if has_mask:
-                code.broadcast(11, R12, None, 1, 2 * _VECTOR + 4)
-                self.load(None, 10, 0, RDX, place, is_tail)
+                code.broadcast(11, S2, None, 1, 2 * _VECTOR + 4)
+                self.load(None, 10, 0, A2, place, is_tail)
                 code.compute(AND, place, place, 10)
                 code.compute(AND_NOT, 10, 10, 11)
                 code.compute(OR, place, place, 10)
             if has_bias:
-                self.load(ADD, place, place, RSI, place, is_tail)
+                self.load(ADD, place, place, A1, place, is_tail)
             if is_tail:
-                code.compute_memory(ADD, place, place, R12, RBX, _VECTOR)
+                code.compute_memory(ADD, place, place, S2, S0, _VECTOR)
             code.compute(MAX, _MOST, _MOST, place)
-            code.store(place, RDI, RAX, place * _VECTOR)
+            code.store(place, A0, RESULT, place * _VECTOR)
 
     def cap(self, places: Sequence[int]) -> None:
         """c tanh(s / c), for the cap c, where vectors have 2 / ln 2 s / c.
@@ -405,7 +405,7 @@ class _Softmax:
             code.compute(FMA, x, p, n)
             code.compute_constant(ADD, n, x, 2.0)
             code.compute(DIV, x, x, n)
-        code.broadcast(_TOTAL, R12, None, 1, 2 * _VECTOR + 12)
+        code.broadcast(_TOTAL, S2, None, 1, 2 * _VECTOR + 12)
         for x, _, _ in chains:
             code.compute(MUL, x, x, _TOTAL)
 
@@ -414,7 +414,7 @@ class _Softmax:
         code, (first, *others) = self.code, _powers_of_two()
         chains = [(place, place + 4, place + 8) for place in places]
         for place, (x, _, p) in enumerate(chains):
-            code.load(x, RDI, RAX, place * _VECTOR)
+            code.load(x, A0, RESULT, place * _VECTOR)
             code.compute(SUB, x, x, _MOST)
             code.compute_constant(MUL, x, x, 1 / math.log(2))
             code.compute(MAX, x, _LOW, x)  # on the right: what is no number stays none
@@ -429,17 +429,17 @@ class _Softmax:
             code.powers_of_two(n)
             code.compute(ADD_INTEGERS, p, p, n)
             code.compute(ADD, _TOTAL, _TOTAL, p)
-            code.store(p, RDI, RAX, place * _VECTOR)
+            code.store(p, A0, RESULT, place * _VECTOR)
 
     def divide(self, nan_to_zero: bool, places: Sequence[int], _is_tail: bool) -> None:
         """Powers over their sum, whose reciprocal _TOTAL has by now."""
         code = self.code
         for place in places:
-            code.load(place, RDI, RAX, place * _VECTOR)
+            code.load(place, A0, RESULT, place * _VECTOR)
             code.compute(MUL, place, place, _TOTAL)
             if nan_to_zero:
                 code.compute(MAX, place, place, 15)
-            code.store(place, RDI, RAX, place * _VECTOR)
+            code.store(place, A0, RESULT, place * _VECTOR)
 
 
 def _across(code: Assembler, what: Instruction, vector: int) -> None:

@@ -19,7 +19,7 @@ from dagexec.ops.kernels.machine import Machine
 from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import shares
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembly.instructions import GREATER, LESS, NOT_LESS, RAX, RDI
+from dagexec.platform.assembly.instructions import A0, GREATER, LESS, NOT_LESS, RESULT
 from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 
@@ -73,7 +73,7 @@ def bag_step(
 def _bad_code() -> int | None:
     """The address of a function that returns what is in the first field; None where none runs."""
     code = GeneralAssembler()
-    code.load_number(RAX, RDI, None, offset=_BAD)
+    code.load_number(RESULT, A0, None, offset=_BAD)
     code.end_call()
     return executable(code.code())
 

@@ -20,24 +20,24 @@ from typing import NamedTuple
 
 from dagexec.ops.kernels.post_ops import ADD_OTHER, TEMPORARIES, PostOp, post_op_within
 from dagexec.platform.assembly.instructions import (
+    A0,
+    A1,
+    A2,
+    A3,
+    A4,
+    A5,
     ADD,
     FMA,
     PERMUTE,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
+    RESULT,
+    S0,
+    S1,
+    S2,
+    S3,
+    S4,
+    S5,
+    T0,
+    T1,
     ZERO,
 )
 from dagexec.platform.assembly.native import REGISTERS, Assembler
@@ -62,8 +62,8 @@ _MOST_COLUMNS = {8: 11, 16: 14}
 _TEMPORARIES_OF_PLAIN = 3
 _LINE, _FIRST_CACHE = 64, 48 << 10  # bytes
 _QUAD = 4  # elements among which AVX exchanges them without a table
-_FIELDS, _OTHERS = ((R12, ROW_BYTES), (R14, BIAS), (R15, VECTORS)), (R13, R8)
-_SAVED = (RBX, RBP, R12, R13, R14, R15)
+_FIELDS, _OTHERS = ((S2, ROW_BYTES), (S4, BIAS), (S5, VECTORS)), (S3, A4)
+_SAVED = (S0, S1, S2, S3, S4, S5)
 
 
 @dataclass(frozen=True)
@@ -223,10 +223,10 @@ class _Writer:
         row, code = self._row, self._code
         code.enter(*_SAVED)
         for register, field in (*_FIELDS, *zip(_OTHERS, (OTHER, NEXT_OTHER), strict=True)):
-            code.load_field(register, 8 * field, RCX)
+            code.load_field(register, 8 * field, A3)
         for number, table in enumerate(self._tables):
             code.load_permutation(table, [lane // row.group * row.group + number for lane in range(row.lanes)])
-        code.add_number(RDI, -row.head * row.pixel * _FLOAT)
+        code.add_number(A0, -row.head * row.pixel * _FLOAT)
         if self._is_wide:
             self._blocks(self._vectors_of)
         else:
@@ -239,23 +239,23 @@ class _Writer:
         row, code = self._row, self._code
         vectors = code.here()
         write()
-        code.add_field(RDI, 8 * SOURCE_STEP, RCX)
+        code.add_field(A0, 8 * SOURCE_STEP, A3)
         for _ in range(row.together):
-            code.add_field(RDX, 8 * NEXT_VECTOR, RCX)
-        code.add_number(RSI, row.window * row.row_weights)
-        code.add_number(R14, row.width)
-        code.add_number(R15, -1)
+            code.add_field(A2, 8 * NEXT_VECTOR, A3)
+        code.add_number(A1, row.window * row.row_weights)
+        code.add_number(S4, row.width)
+        code.add_number(S5, -1)
         code.jump_if_not_zero(vectors)
 
     def _columns(self) -> None:
         """All blocks of a vector."""
-        self._code.push(RDI, RDX)
+        self._code.push(A0, A2)
         self._blocks(self._block)
-        self._code.pop(RDI, RDX)
+        self._code.pop(A0, A2)
 
     def _vectors_of(self, block: Block) -> None:
         """All vectors of a block."""
-        kept = RDI, RSI, RDX, R14, R15
+        kept = A0, A1, A2, S4, S5
         self._code.push(*kept)
         self._vectors(partial(self._block, block))
         self._code.pop(*kept)
@@ -266,29 +266,29 @@ class _Writer:
         count = COUNTS
         for are_several, block in self._row_blocks:
             if are_several:
-                code.load_field(RBX, 8 * count, RCX)
+                code.load_field(S0, 8 * count, A3)
                 count += 1
             again = code.here()
             write(block)
-            code.add_number(RDI, len(block) * row.stride * row.pixel * _FLOAT)
-            code.add_number(RDX, len(block) * row.written * _FLOAT)
+            code.add_number(A0, len(block) * row.stride * row.pixel * _FLOAT)
+            code.add_number(A2, len(block) * row.written * _FLOAT)
             if are_several:
-                code.add_number(RBX, -1)
+                code.add_number(S0, -1)
                 code.jump_if_not_zero(again)
 
     def _block(self, block: Block) -> None:
         """A block of a vector."""
         code = self._code
         self._start(block)
-        code.move(R10, RDI)
-        code.move(R11, RSI)
-        code.load_field(RAX, 8 * ROWS, RCX)
-        code.compare_number(RAX, 0)
+        code.move(T0, A0)
+        code.move(T1, A1)
+        code.load_field(RESULT, 8 * ROWS, A3)
+        code.compare_number(RESULT, 0)
         none = code.jump_ahead(ZERO)
         rows = code.here()
         self._row_of_taps(block)
-        code.add(R10, R12)
-        code.add_number(RAX, -1)
+        code.add(T0, S2)
+        code.add_number(RESULT, -1)
         code.jump_if_not_zero(rows)
         code.land(none)
         self._finish(block)
@@ -298,7 +298,7 @@ class _Writer:
         row = self._row
         for number, vector in enumerate(self._sums[: len(block) * row.together]):
             if row.has_bias:
-                self._code.load_at(vector, R14, number % row.together * row.lanes * _FLOAT)
+                self._code.load_at(vector, S4, number % row.together * row.lanes * _FLOAT)
             else:
                 self._code.clear_vector(vector)
 
@@ -308,24 +308,24 @@ class _Writer:
         if row.group < row.lanes:
             for channel in range(row.group):
                 self._channel(block, channel)
-            code.add_number(R11, row.row_weights)
+            code.add_number(T1, row.row_weights)
             return
         run = min(row.read, row.pixel)
-        code.set_number(R9, row.read // run)
+        code.set_number(A5, row.read // run)
         runs = code.here()
-        code.set_number(RBP, run)
+        code.set_number(S1, run)
         channels = code.here()
         self._channel(block, 0)
-        code.add_number(R10, _FLOAT)
-        code.add_number(R11, row.width)
-        code.add_number(RBP, -1)
+        code.add_number(T0, _FLOAT)
+        code.add_number(T1, row.width)
+        code.add_number(S1, -1)
         code.jump_if_not_zero(channels)
-        code.add_field(R10, 8 * NEXT_RUN, RCX)
-        code.add_number(R9, -1)
+        code.add_field(T0, 8 * NEXT_RUN, A3)
+        code.add_number(A5, -1)
         code.jump_if_not_zero(runs)
-        code.load_field(R9, 8 * ALL_RUNS, RCX)
-        code.subtract(R10, R9)
-        code.add_number(R11, row.row_weights - row.read * row.width)
+        code.load_field(A5, 8 * ALL_RUNS, A3)
+        code.subtract(T0, A5)
+        code.add_number(T1, row.row_weights - row.read * row.width)
 
     def _channel(self, block: Block, channel: int) -> None:
         """Adds the products of a row of taps and one channel of each group."""
@@ -335,7 +335,7 @@ class _Writer:
             wanted = sorted({tap for taps in block for tap in taps if first <= tap < first + row.chunk})
             for tap, part in product(wanted, parts):
                 offset = (tap * row.read + channel) * row.width + part * row.lanes * _FLOAT
-                code.load_at(weights[(tap - first) * row.together + part], R11, offset)
+                code.load_at(weights[(tap - first) * row.together + part], T1, offset)
             for place, uses in self._pixels(block, wanted):
                 self._read(pixel, place * row.pixel * _FLOAT, channel)
                 for (column, tap), part in product(uses, parts):
@@ -358,21 +358,21 @@ class _Writer:
         """The channel of its group that each element of a vector is multiplied with, at r10 + offset."""
         group, code = self._row.group, self._code
         if group == 1:
-            code.load_at(vector, R10, offset)
+            code.load_at(vector, T0, offset)
         elif group <= _QUAD:
-            code.repeat_within(vector, R10, offset, [place // group * group + channel for place in range(_QUAD)])
+            code.repeat_within(vector, T0, offset, [place // group * group + channel for place in range(_QUAD)])
         elif group < self._row.lanes:
-            code.compute_memory(PERMUTE, vector, self._tables[channel], R10, None, offset)
+            code.compute_memory(PERMUTE, vector, self._tables[channel], T0, None, offset)
         else:
-            code.broadcast(vector, R10, None, 1, offset)
+            code.broadcast(vector, T0, None, 1, offset)
 
     def _finish(self, block: Block) -> None:
         """Does the post-ops and writes the sums."""
         row, code = self._row, self._code
-        parts = (RDX, R10, R11)[: row.together]
+        parts = (A2, T0, T1)[: row.together]
         for before, register in pairwise(parts):
             code.move(register, before)
-            code.add_field(register, 8 * NEXT_VECTOR, RCX)
+            code.add_field(register, 8 * NEXT_VECTOR, A3)
         for vector, (column, target) in zip(self._sums, product(range(len(block)), parts), strict=False):
             offset, others = column * row.written * _FLOAT, iter(_OTHERS)
             for write in self._post_ops:

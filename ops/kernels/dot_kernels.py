@@ -12,23 +12,23 @@ from itertools import pairwise
 
 from dagexec.ops.kernels.panel_kernels import first_columns, load_columns
 from dagexec.platform.assembly.instructions import (
+    A0,
+    A1,
+    A2,
+    A3,
+    A4,
+    A5,
     ADD,
     FMA,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
+    RESULT,
+    S0,
+    S1,
+    S2,
+    S3,
+    S4,
+    S5,
+    T0,
+    T1,
 )
 from dagexec.platform.assembly.native import REGISTERS, Assembler
 from dagexec.platform.machine_code import executable
@@ -41,9 +41,9 @@ X_ROW, Y_ROW, W_ROW, X_STEP, W_STEP, Y_STEP, BIAS_STEP, INNER, BLOCKS, BIAS = ra
 go on behind each block; bytes of a row that are multiplied, whole vectors; how many blocks; and bytes from the first
 element of Y to that of the bias."""
 
-_SAVED = (RBX, RBP, R12, R13, R14, R15)
+_SAVED = (S0, S1, S2, S3, S4, S5)
 _SPARE = 2  # vectors for numbers of a single row of X and of one of W
-_FREE = (R8, R9, R10, R11, R12, R13, R14, R15)
+_FREE = (A4, A5, T0, T1, S2, S3, S4, S5)
 
 
 def units_of_block(rows: int, lanes: int) -> int:
@@ -61,13 +61,13 @@ def dot_kernel(rows: int, units: int, lanes: int, rest: int = 0, *, has_bias: bo
     code = Assembler(lanes)
     code.enter(*_SAVED)
     mask = first_columns(code, units + _SPARE, units, rest) if rest else None
-    sources = [RDI, *_FREE[: rows - 1]]
-    weights = [RSI, *_FREE[rows - 1 : rows + units - 2]]
-    code.load_field(RBX, 8 * BIAS, RCX)
-    code.add(RBX, RDX)
-    code.load_field(RBP, 8 * INNER, RCX)
-    code.load_field(RAX, 8 * BLOCKS, RCX)
-    code.save(RAX)
+    sources = [A0, *_FREE[: rows - 1]]
+    weights = [A1, *_FREE[rows - 1 : rows + units - 2]]
+    code.load_field(S0, 8 * BIAS, A3)
+    code.add(S0, A2)
+    code.load_field(S1, 8 * INNER, A3)
+    code.load_field(RESULT, 8 * BLOCKS, A3)
+    code.save(RESULT)
     block = code.here()
     _follow(code, sources, X_ROW)
     _follow(code, weights, W_ROW)
@@ -77,23 +77,23 @@ def dot_kernel(rows: int, units: int, lanes: int, rest: int = 0, *, has_bias: bo
     _multiply(code, sums, sources, weights)
     if mask is not None:
         value, weight = range(units, units + _SPARE)
-        load_columns(code, value, (RDI, RAX), 0, mask)
+        load_columns(code, value, (A0, RESULT), 0, mask)
         for unit, register in enumerate(weights):
-            load_columns(code, weight, (register, RAX), 0, mask)
+            load_columns(code, weight, (register, RESULT), 0, mask)
             code.compute(FMA, unit, value, weight)
     spare = rows * units
     for vector in range(rows * units):
         _add_up(code, vector, spare)
-    code.move(RAX, RDX)
+    code.move(RESULT, A2)
     for row in sums:
         for unit, vector in enumerate(row):
             if has_bias:
-                code.broadcast(spare, RBX, None, 1, 4 * unit)
+                code.broadcast(spare, S0, None, 1, 4 * unit)
                 code.compute(ADD, vector, vector, spare)
-            code.store_first(vector, RAX, None, 1, 4 * unit)
-        code.add_field(RAX, 8 * Y_ROW, RCX)
-    for register, field in ((RDI, X_STEP), (RSI, W_STEP), (RDX, Y_STEP), (RBX, BIAS_STEP)):
-        code.add_field(register, 8 * field, RCX)
+            code.store_first(vector, RESULT, None, 1, 4 * unit)
+        code.add_field(RESULT, 8 * Y_ROW, A3)
+    for register, field in ((A0, X_STEP), (A1, W_STEP), (A2, Y_STEP), (S0, BIAS_STEP)):
+        code.add_field(register, 8 * field, A3)
     code.count_down()
     code.jump_if_not_zero(block)
     code.leave(*_SAVED)
@@ -104,26 +104,26 @@ def _follow(code: Assembler, rows: list[int], field: int) -> None:
     """Each register but the first leads to the row behind that of the one before."""
     for before, register in pairwise(rows):
         code.move(register, before)
-        code.add_field(register, 8 * field, RCX)
+        code.add_field(register, 8 * field, A3)
 
 
 def _multiply(code: Assembler, sums: list[list[int]], sources: list[int], weights: list[int]) -> None:
     """Adds to the sums the products of all vectors of the rows."""
     first = len(sources) * len(weights)
     values, weight = range(first, first + len(sources)), first + len(sources)
-    code.clear(RAX)
+    code.clear(RESULT)
     inner = code.here()
     for value, source in zip(values, sources, strict=True):
-        code.load(value, source, RAX)
+        code.load(value, source, RESULT)
     for unit, register in enumerate(weights):
         if len(sources) == 1:
-            code.compute_memory(FMA, sums[0][unit], first, register, RAX)
+            code.compute_memory(FMA, sums[0][unit], first, register, RESULT)
             continue
-        code.load(weight, register, RAX)
+        code.load(weight, register, RESULT)
         for value, row in zip(values, sums, strict=True):
             code.compute(FMA, row[unit], value, weight)
-    code.add_number(RAX, 4 * code.lanes)
-    code.compare(RAX, RBP)
+    code.add_number(RESULT, 4 * code.lanes)
+    code.compare(RESULT, S1)
     code.jump_if_below(inner)
 
 

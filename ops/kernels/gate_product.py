@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dagexec.platform.assembly.instructions import FMA, R8, R9, R10, R11, RAX, RBP, RCX, RDI, RDX, RSI
+from dagexec.platform.assembly.instructions import A0, A1, A2, A3, A4, A5, FMA, RESULT, S1, T0, T1
 from dagexec.platform.assembly.native import REGISTERS, Assembler
 from dagexec.platform.machine_code import executable
 from dagexec.platform.records import dataclass
@@ -158,40 +158,40 @@ def _kernel(product: GateProduct, rows: int, vectors: int, panels: int) -> int |
     columns = len(product.slots) * vectors
     row_bytes = 4 * product.lanes * columns
     sums = [[row * columns + column for column in range(columns)] for row in range(rows)]
-    code.enter(RBP)
-    code.set_number(R9, panels)
+    code.enter(S1)
+    code.set_number(A5, panels)
     panel = code.here()
-    code.move(R10, RDI)
-    code.move(R11, RDX)
-    code.move(R8, RCX)
+    code.move(T0, A0)
+    code.move(T1, A2)
+    code.move(A4, A3)
     block = code.here()
     _begin(code, product, vectors, sums)
-    code.move(RAX, RSI)
-    code.add_number(RAX, row_bytes)
+    code.move(RESULT, A1)
+    code.add_number(RESULT, row_bytes)
     passes, left = divmod(product.inner, _UNROLLED)
     if passes:
-        code.set_number(RBP, passes)
+        code.set_number(S1, passes)
         inner = code.here()
         for step in range(_UNROLLED):
             _multiply(code, product, sums, step)
-        code.add_number(RAX, _UNROLLED * row_bytes)
-        code.add_number(R10, 4 * _UNROLLED)
-        code.add_number(RBP, -1)
+        code.add_number(RESULT, _UNROLLED * row_bytes)
+        code.add_number(T0, 4 * _UNROLLED)
+        code.add_number(S1, -1)
         code.jump_if_not_zero(inner)
     for step in range(left):
         _multiply(code, product, sums, step)
     for row, vectors_of_row in enumerate(sums):
         for vector, (_, place) in zip(vectors_of_row, _columns(product, vectors), strict=True):
-            code.store_at(vector, R11, row * product.target_row + place)
-    code.add_number(R10, rows * product.source_row - 4 * passes * _UNROLLED)
-    code.add_number(R11, rows * product.target_row)
-    code.add_number(R8, -1)
+            code.store_at(vector, T1, row * product.target_row + place)
+    code.add_number(T0, rows * product.source_row - 4 * passes * _UNROLLED)
+    code.add_number(T1, rows * product.target_row)
+    code.add_number(A4, -1)
     code.jump_if_not_zero(block)
-    code.add_number(RSI, row_bytes * product.panel_rows)
-    code.add_number(RDX, 4 * product.lanes * vectors)
-    code.add_number(R9, -1)
+    code.add_number(A1, row_bytes * product.panel_rows)
+    code.add_number(A2, 4 * product.lanes * vectors)
+    code.add_number(A5, -1)
     code.jump_if_not_zero(panel)
-    code.leave(RBP)
+    code.leave(S1)
     return executable(code.code())
 
 
@@ -206,9 +206,9 @@ def _begin(code: Assembler, product: GateProduct, vectors: int, sums: list[list[
     for row, targets in enumerate(sums):
         for number, (vector, (slot, place)) in enumerate(zip(targets, _columns(product, vectors), strict=True)):
             if slot.adds:
-                code.load_at(vector, R11, row * product.target_row + place)
+                code.load_at(vector, T1, row * product.target_row + place)
             else:
-                code.load_at(vector, RSI, 4 * product.lanes * number)
+                code.load_at(vector, A1, 4 * product.lanes * number)
 
 
 def _multiply(code: Assembler, product: GateProduct, sums: list[list[int]], step: int) -> None:
@@ -217,13 +217,13 @@ def _multiply(code: Assembler, product: GateProduct, sums: list[list[int]], step
     first = step * columns
     numbers = range(rows * columns, rows * columns + rows)
     for row, number in enumerate(numbers):
-        code.broadcast(number, R10, None, offset=row * product.source_row + 4 * step)
+        code.broadcast(number, T0, None, offset=row * product.source_row + 4 * step)
     weight = numbers.stop
     for column in range(columns):
         place = 4 * product.lanes * (first + column)
         if rows == 1:
-            code.compute_memory(FMA, sums[0][column], numbers[0], RAX, None, place)
+            code.compute_memory(FMA, sums[0][column], numbers[0], RESULT, None, place)
             continue
-        code.load_at(weight, RAX, place)
+        code.load_at(weight, RESULT, place)
         for targets, number in zip(sums, numbers, strict=True):
             code.compute(FMA, targets[column], weight, number)

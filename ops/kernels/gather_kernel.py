@@ -20,23 +20,23 @@ from dagexec.ops.kernels.sharing import pieces_of_bytes
 from dagexec.ops.kernels.tables import even_shares, shares
 from dagexec.platform.addresses import address_of
 from dagexec.platform.assembly.instructions import (
+    A0,
+    A1,
+    A2,
+    A3,
+    A4,
+    A5,
     BELOW,
     LESS,
     NOT_LESS,
     NOT_ZERO,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
+    RESULT,
+    S0,
+    S1,
+    S2,
+    S3,
+    T0,
+    T1,
 )
 from dagexec.platform.assembly.native import Assembler
 from dagexec.platform.machine_code import executable
@@ -79,42 +79,42 @@ def gather_step(
 @cache
 def _code(index_bytes: int, row: int) -> int | None:
     """The address of a function of the fields, which returns 1 for an index out of range; None where none runs."""
-    fields, indices, count, size, lowest, table, tables = RBX, R8, R9, R10, R11, R12, R13
+    fields, indices, count, size, lowest, table, tables = S0, A4, A5, T0, T1, S2, S3
     code = Assembler()
-    saved = fields, RBP, table, tables
+    saved = fields, S1, table, tables
     code.push(*saved)
-    code.move(fields, RDI)
-    for place, register in enumerate((indices, count, size, lowest, table, RDI, tables, RBP)):
+    code.move(fields, A0)
+    for place, register in enumerate((indices, count, size, lowest, table, A0, tables, S1)):
         code.load_number(register, fields, None, offset=8 * place)
-    code.clear(RCX)
+    code.clear(A3)
     code.mark("check")
-    _load_index(code, index_bytes, RCX)
-    code.add_number(RCX, 1)
-    code.compare(RCX, count)
+    _load_index(code, index_bytes, A3)
+    code.add_number(A3, 1)
+    code.compare(A3, count)
     code.jump("check", BELOW)
     code.mark("next table")
-    code.clear(RDX)
+    code.clear(A2)
     code.mark("pick")
-    _load_index(code, index_bytes, RDX)
-    code.move(RSI, RAX)
-    code.shift_right(RSI, 63)
-    code.intersect(RSI, size)
-    code.add(RSI, RAX)  # rsi = the index from the start of the axis
-    code.multiply(RSI, RBP)
-    code.add(RSI, table)
+    _load_index(code, index_bytes, A2)
+    code.move(A1, RESULT)
+    code.shift_right(A1, 63)
+    code.intersect(A1, size)
+    code.add(A1, RESULT)  # rsi = the index from the start of the axis
+    code.multiply(A1, S1)
+    code.add(A1, table)
     _copy_row(code, row)
-    code.add_number(RDX, 1)
-    code.compare(RDX, count)
+    code.add_number(A2, 1)
+    code.compare(A2, count)
     code.jump("pick", BELOW)
-    code.move(RAX, size)
-    code.multiply(RAX, RBP)
-    code.add(table, RAX)
+    code.move(RESULT, size)
+    code.multiply(RESULT, S1)
+    code.add(table, RESULT)
     code.add_number(tables, -1)
     code.jump("next table", NOT_ZERO)
-    code.clear(RAX)
+    code.clear(RESULT)
     code.jump("end")
     code.mark("out of range")
-    code.set_number(RAX, 1)
+    code.set_number(RESULT, 1)
     code.mark("end")
     code.pop(*saved)
     code.end_call()
@@ -124,24 +124,24 @@ def _code(index_bytes: int, row: int) -> int | None:
 def _load_index(code: Assembler, index_bytes: int, number: int) -> None:
     """rax = the index with the number in register `number`."""
     load = code.load_short_number if index_bytes == 4 else code.load_number
-    load(RAX, R8, number, index_bytes)
-    for bound, condition in ((R10, NOT_LESS), (R11, LESS)):
-        code.compare(RAX, bound)
+    load(RESULT, A4, number, index_bytes)
+    for bound, condition in ((T0, NOT_LESS), (T1, LESS)):
+        code.compare(RESULT, bound)
         code.jump("out of range", condition)
 
 
 def _copy_row(code: Assembler, row: int) -> None:
     """Copy a row of rbp bytes from rsi to rdi, which moves on behind it."""
     if row % 4:
-        code.move(RCX, RBP)
+        code.move(A3, S1)
         code.copy_bytes()
         return
     many, few = divmod(row // _LINE, _TOGETHER)
     if many:
-        code.set_number(RCX, many)
+        code.set_number(A3, many)
         again = code.here()
         _copy_lines(code, _TOGETHER)
-        code.add_number(RCX, -1)
+        code.add_number(A3, -1)
         code.jump_if_not_zero(again)
     if few:
         _copy_lines(code, few)
@@ -154,5 +154,5 @@ def _copy_lines(code: Assembler, count: int) -> None:
     """Copy so many lines; both registers move on behind them."""
     for number in range(count):
         code.copy_line(_LINE * number)
-    for register in (RSI, RDI):
+    for register in (A1, A0):
         code.add_number(register, _LINE * count)

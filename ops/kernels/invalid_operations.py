@@ -20,7 +20,7 @@ from dagexec.core.native import NativeCall, NativeStep, Phases, Piece, can_run
 from dagexec.core.operator import Step
 from dagexec.errors import DagexecError
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembly.instructions import RAX, RCX, RDI, ZERO
+from dagexec.platform.assembly.instructions import A0, A3, RESULT, ZERO
 from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 
@@ -38,9 +38,9 @@ def _codes() -> tuple[int, int, int] | None:
 def _clearing() -> bytes:
     """Clears the flag."""
     code = GeneralAssembler()
-    code.load_float_status(RAX)
+    code.load_float_status(RESULT)
     _clear_flag(code)
-    code.clear(RAX)
+    code.clear(RESULT)
     code.end_call()
     return code.code()
 
@@ -48,14 +48,14 @@ def _clearing() -> bytes:
 def _noting() -> bytes:
     """Where the flag is set, writes 1 to the 32 bits at rdi and clears it."""
     code = GeneralAssembler()
-    code.load_float_status(RAX)
-    code.move(RCX, RAX)
-    code.and_number(RCX, _FLAG)
+    code.load_float_status(RESULT)
+    code.move(A3, RESULT)
+    code.and_number(A3, _FLAG)
     code.jump("end", ZERO)
-    code.store_short_number(RCX, RDI)
+    code.store_short_number(A3, A0)
     _clear_flag(code)
     code.mark("end")
-    code.clear(RAX)
+    code.clear(RESULT)
     code.end_call()
     return code.code()
 
@@ -63,15 +63,15 @@ def _noting() -> bytes:
 def _reading() -> bytes:
     """Returns the 32 bits at rdi."""
     code = GeneralAssembler()
-    code.load_short_number(RAX, RDI, None)
+    code.load_short_number(RESULT, A0, None)
     code.end_call()
     return code.code()
 
 
 def _clear_flag(code: GeneralAssembler) -> None:
     """The float status = rax without the flag."""
-    code.and_number(RAX, ~_FLAG)
-    code.set_float_status(RAX)
+    code.and_number(RESULT, ~_FLAG)
+    code.set_float_status(RESULT)
 
 
 def can_be_seen() -> bool:

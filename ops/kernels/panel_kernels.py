@@ -13,22 +13,22 @@ from functools import lru_cache
 
 from dagexec.ops.kernels.post_ops import ADD_OTHER, PostOp, post_op_within
 from dagexec.platform.assembly.instructions import (
+    A0,
+    A1,
+    A2,
+    A3,
+    A4,
+    A5,
     ADD,
     FMA,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
+    RESULT,
+    S1,
+    S2,
+    S3,
+    S4,
+    S5,
+    T0,
+    T1,
 )
 from dagexec.platform.assembly.native import REGISTERS, REPEATED, Assembler
 from dagexec.platform.machine_code import executable
@@ -56,8 +56,8 @@ as there are segments, the bytes from the end of each to the next. That of the b
 LINE, FETCHED_LINES = 64, 2
 """Bytes of a cache line, and how many a pass of the inner loop has fetched."""
 
-_SAVED = (RBP, R12, R13, R14, R15)
-_BASES = (R10, R11)  # of rows 0 to 4, 5 to 9
+_SAVED = (S1, S2, S3, S4, S5)
+_BASES = (T0, T1)  # of rows 0 to 4, 5 to 9
 _ROWS_OF_BASE = 5
 _SPARE = 2
 """Registers for numbers of X by turns. A number is loaded once for all vectors: read from memory by each product, loads
@@ -90,56 +90,56 @@ def panel_kernel(
     """
     code, width, over = Assembler(lanes), 4 * lanes * vectors, length % STEP
     code.enter(*_SAVED)
-    for register, field in ((R8, SOURCE_ROW), (R9, SOURCE_3_ROWS), (R12, TARGET_ROW), (R13, ADDEND)):
-        code.load_field(register, 8 * field, RCX)
+    for register, field in ((A4, SOURCE_ROW), (A5, SOURCE_3_ROWS), (S2, TARGET_ROW), (S3, ADDEND)):
+        code.load_field(register, 8 * field, A3)
     if not in_segments:
-        code.load_field(R14, 8 * BIAS, RCX)
-        code.add(R14, RDX)
-    code.load_field(RAX, 8 * BLOCKS, RCX)
-    code.save(RAX)
-    code.load_field(R15, 8 * PANEL_BYTES, RCX)
-    code.add(R15, RSI)  # where the panel ends, and what is fetched begins
-    _move_back(code, RBP, R15, over * width)
+        code.load_field(S4, 8 * BIAS, A3)
+        code.add(S4, A2)
+    code.load_field(RESULT, 8 * BLOCKS, A3)
+    code.save(RESULT)
+    code.load_field(S5, 8 * PANEL_BYTES, A3)
+    code.add(S5, A1)  # where the panel ends, and what is fetched begins
+    _move_back(code, S1, S5, over * width)
     block = code.here()
     if in_segments:
-        _move_back(code, RBP, RSI, over * width)
-        code.load_field(R14, 8 * SKIPPED, RCX)
-    code.move(R10, RDI)
-    code.load_field(R11, 8 * SOURCE_5_ROWS, RCX)
-    code.add(R11, R10)
-    code.move(RAX, RSI)
+        _move_back(code, S1, A1, over * width)
+        code.load_field(S4, 8 * SKIPPED, A3)
+    code.move(T0, A0)
+    code.load_field(T1, 8 * SOURCE_5_ROWS, A3)
+    code.add(T1, T0)
+    code.move(RESULT, A1)
     sums = [[row * vectors + number for number in range(vectors)] for row in range(rows)]
     for vector in range(rows * vectors):
         code.clear_vector(vector)
     segment = code.here()
     if in_segments:
-        code.add_field(RBP, 8 * SEGMENT_BYTES, RCX)
+        code.add_field(S1, 8 * SEGMENT_BYTES, A3)
     if length >= STEP:
         inner = code.here()
         _multiply(code, sums, STEP)
         if not in_segments:
             for line in range(FETCHED_LINES):
-                code.fetch(R15, line * LINE)
-            code.add_field(R15, 8 * AHEAD, RCX)
+                code.fetch(S5, line * LINE)
+            code.add_field(S5, 8 * AHEAD, A3)
         _go_on(code, STEP, width)
-        code.compare(RAX, RBP)
+        code.compare(RESULT, S1)
         code.jump_if_below(inner)
     if over:
         _multiply(code, sums, over)
         _go_on(code, over, width)
     if in_segments:
         for base in _BASES:
-            code.add_field(base, 0, R14)
-        code.add_number(R14, 8)
-        code.compare(RAX, R15)
+            code.add_field(base, 0, S4)
+        code.add_number(S4, 8)
+        code.compare(RESULT, S5)
         code.jump_if_below(segment)
-        code.load_field(R14, 8 * BIAS, RCX)
-    code.move(RAX, RDX)
+        code.load_field(S4, 8 * BIAS, A3)
+    code.move(RESULT, A2)
     write = _write_first if rest else _write
     write(code, sums, adds and all(kind != ADD_OTHER for kind, _, _ in post_ops), rest)
     if post_ops:
         _finish(code, rows, vectors, post_ops, rest)
-    code.add_field(RDI, 8 * SOURCE_BLOCK, RCX)
+    code.add_field(A0, 8 * SOURCE_BLOCK, A3)
     code.count_down()
     code.jump_if_not_zero(block)
     code.leave(*_SAVED)
@@ -155,7 +155,7 @@ def _move_back(code: Assembler, register: int, other: int, nbytes: int) -> None:
 
 def _go_on(code: Assembler, steps: int, width: int) -> None:
     """Be so many rows of `width` bytes further in the panel, and columns in X."""
-    for register, nbytes in ((RAX, steps * width), *((base, 4 * steps) for base in _BASES)):
+    for register, nbytes in ((RESULT, steps * width), *((base, 4 * steps) for base in _BASES)):
         code.add_number(register, nbytes)
 
 
@@ -167,7 +167,7 @@ def _multiply(code: Assembler, sums: list[list[int]], steps: int) -> None:
     spare = [*range(free + vectors, REGISTERS[code.lanes]), *REPEATED][:_SPARE]
     for step in range(steps):
         for number, vector in enumerate(weights):
-            code.load_at(vector, RAX, (step * vectors + number) * nbytes)
+            code.load_at(vector, RESULT, (step * vectors + number) * nbytes)
         for row, targets in enumerate(sums):
             base, (index, scale) = _BASES[row // _ROWS_OF_BASE], _row_of(row % _ROWS_OF_BASE)
             number = spare[row % len(spare)]
@@ -178,7 +178,7 @@ def _multiply(code: Assembler, sums: list[list[int]], steps: int) -> None:
 
 def _row_of(number: int) -> tuple[int | None, int]:
     """The index register and its scale that lead from a base to one of the five rows it is for."""
-    return ((None, 1), (R8, 1), (R8, 2), (R9, 1), (R8, 4))[number]
+    return ((None, 1), (A4, 1), (A4, 2), (A5, 1), (A4, 4))[number]
 
 
 def _write(code: Assembler, sums: list[list[int]], adds: bool, rest: int = 0) -> None:
@@ -186,14 +186,14 @@ def _write(code: Assembler, sums: list[list[int]], adds: bool, rest: int = 0) ->
     vectors, free = len(sums[0]), sum(map(len, sums))
     nbytes = 4 * code.lanes
     for number in range(vectors):
-        code.load_at(free + number, R14, number * nbytes)
+        code.load_at(free + number, S4, number * nbytes)
     for targets in sums:
         for number, vector in enumerate(targets):
             code.compute(ADD, vector, vector, free + number)
             if adds:
-                code.compute_memory(ADD, vector, vector, RDX, R13, number * nbytes)
-            code.store_at(vector, RDX, number * nbytes)
-        code.add(RDX, R12)
+                code.compute_memory(ADD, vector, vector, A2, S3, number * nbytes)
+            code.store_at(vector, A2, number * nbytes)
+        code.add(A2, S2)
 
 
 def _write_first(code: Assembler, sums: list[list[int]], adds: bool, rest: int) -> None:
@@ -204,17 +204,17 @@ def _write_first(code: Assembler, sums: list[list[int]], adds: bool, rest: int) 
     spare = sum(map(len, sums))
     mask = first_columns(code, spare + 1, spare, rest)
     for number in range(len(sums[0])):
-        load_columns(code, spare, (R14, None), number, mask if number == len(sums[0]) - 1 else None)
+        load_columns(code, spare, (S4, None), number, mask if number == len(sums[0]) - 1 else None)
         for targets in sums:
             code.compute(ADD, targets[number], targets[number], spare)
     for targets in sums:
         for number, vector in enumerate(targets):
             within = mask if vector == targets[-1] else None
             if adds:
-                load_columns(code, spare, (RDX, R13), number, within)
+                load_columns(code, spare, (A2, S3), number, within)
                 code.compute(ADD, vector, vector, spare)
-            store_columns(code, vector, RDX, number, within)
-        code.add(RDX, R12)
+            store_columns(code, vector, A2, number, within)
+        code.add(A2, S2)
 
 
 def first_columns(code: Assembler, vector: int, spare: int, count: int) -> int:
@@ -252,14 +252,14 @@ def _finish(code: Assembler, rows: int, vectors: int, post_ops: tuple[PostOp, ..
         for number in range(vectors):
             is_part = rest and number == vectors - 1
             mask = first_columns(code, of_mask, spare, rest) if is_part else None
-            load_columns(code, 0, (RAX, None), number, mask)
+            load_columns(code, 0, (RESULT, None), number, mask)
             for write in written:
                 if write is not None:
                     write(code, 0)
                 elif mask is None:
-                    code.compute_memory(ADD, 0, 0, RAX, R13, number * 4 * code.lanes)
+                    code.compute_memory(ADD, 0, 0, RESULT, S3, number * 4 * code.lanes)
                 else:
-                    load_columns(code, spare, (RAX, R13), number, first_columns(code, of_mask, spare, rest))
+                    load_columns(code, spare, (RESULT, S3), number, first_columns(code, of_mask, spare, rest))
                     code.compute(ADD, 0, 0, spare)
-            store_columns(code, 0, RAX, number, first_columns(code, of_mask, spare, rest) if is_part else None)
-        code.add(RAX, R12)
+            store_columns(code, 0, RESULT, number, first_columns(code, of_mask, spare, rest) if is_part else None)
+        code.add(RESULT, S2)

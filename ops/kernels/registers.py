@@ -13,21 +13,21 @@ from itertools import pairwise
 
 from dagexec.errors import DagexecError
 from dagexec.platform.assembly.instructions import (
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
+    A0,
+    A1,
+    A2,
+    A3,
+    A4,
+    A5,
+    RESULT,
+    S0,
+    S1,
+    S2,
+    S3,
+    S4,
+    S5,
+    T0,
+    T1,
 )
 from dagexec.platform.assembly.native import REGISTERS, Assembler
 from dagexec.platform.records import dataclass
@@ -42,10 +42,10 @@ MOST_ADDRESSES = 15
 ANY = -1
 """A vector that is chosen where the code is written (`Program.within`)."""
 
-ARGUMENTS = (RDI, RSI, RDX, RCX)
+ARGUMENTS = (A0, A1, A2, A3)
 """Registers of the arguments of a function."""
 
-PRESERVED = (RBX, RBP, R12, R13, R14, R15)
+PRESERVED = (S0, S1, S2, S3, S4, S5)
 """Registers that a function leaves as they were."""
 
 
@@ -130,7 +130,7 @@ class Program:
 def _all(lanes: int) -> dict[str, list[int]]:
     """The registers that there are, by kind, those first that are to be taken first."""
     return {
-        GENERAL: [RAX, R8, R9, R10, R11, RCX, RDX, RSI, RDI, *PRESERVED],
+        GENERAL: [RESULT, A4, A5, T0, T1, A3, A2, A1, A0, *PRESERVED],
         VECTOR: list(range(REGISTERS[lanes])),
         MASK: list(range(1, 8)),
     }

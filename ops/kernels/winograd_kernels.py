@@ -15,26 +15,26 @@ from fractions import Fraction
 from functools import lru_cache
 
 from dagexec.platform.assembly.instructions import (
+    A1,
+    A2,
+    A3,
+    A4,
+    A5,
     ADD,
     FMA,
     MAX,
     MIN,
     MUL,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDX,
-    RSI,
+    RESULT,
+    S0,
+    S1,
+    S2,
+    S3,
+    S4,
+    S5,
     SUB,
+    T0,
+    T1,
 )
 from dagexec.platform.assembly.native import Assembler
 from dagexec.platform.machine_code import executable
@@ -49,10 +49,10 @@ bytes, the address of the bias, and the distance from what is written to what is
 
 _FIELD = 8  # bytes
 _STEP = 4 * LANES
-_INPUTS = (RAX, RCX, RDX, RBX, RBP, RSI)
-_OUTPUTS = (R8, R9, R10, R11, R12, R13)
-_BIAS, _OTHER, _INDEX, _FREE = R12, R13, R14, R15  # the first two where no more than four lines are written
-_SAVED = (RBX, RBP, R12, R13, R14, R15)
+_INPUTS = (RESULT, A3, A2, S0, S1, A1)
+_OUTPUTS = (A4, A5, T0, T1, S2, S3)
+_BIAS, _OTHER, _INDEX, _FREE = S2, S3, S4, S5  # the first two where no more than four lines are written
+_SAVED = (S0, S1, S2, S3, S4, S5)
 _FIRST_RESULT = 6  # vectors below hold what was read
 _LAST_VECTOR = 15
 

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from dagexec.platform.addresses import address_of
-from dagexec.platform.assembly.instructions import NOT_LESS, R8, R9, R10, R12, R13, RAX, RBP, RBX, RCX, RDI, RDX, RSI
+from dagexec.platform.assembly.instructions import A0, A1, A2, A3, A4, A5, NOT_LESS, RESULT, S0, S1, S2, S3, T0
 from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run import engine_code
@@ -30,28 +30,28 @@ class LoggingAssembler(EngineAssembler):
 
     def log(self, event: Logged, *, batch: bool = False) -> None:
         """Write a line."""
-        self.push(RAX, RCX)
+        self.push(RESULT, A3)
         if not batch:
-            self.load_number(RAX, RBP, None, offset=8 * Slot.TASK)
-        self.set_number(RCX, event)
+            self.load_number(RESULT, S1, None, offset=8 * Slot.TASK)
+        self.set_number(A3, event)
         self.call_place("log")
-        self.pop(RAX, RCX)
+        self.pop(RESULT, A3)
 
     def code(self) -> bytes:
         """The machine code, with the function that writes a line: event rcx of the task rax."""
-        used = (RDX, R8)
+        used = (A2, A4)
         self.mark("log")
         self.push(*used)
-        _next_line(self, R8)
-        self.store_number(RAX, R8, 8 * Entry.TASK)
-        self.store_number(RDI, R8, 8 * Entry.TABLE)
+        _next_line(self, A4)
+        self.store_number(RESULT, A4, 8 * Entry.TASK)
+        self.store_number(A0, A4, 8 * Entry.TABLE)
         for entry, base, place in (
-            (Entry.WORKER, RBP, Slot.WORKER), (Entry.PIECE, RBP, Slot.PIECE), (Entry.FROM_LAST, RBP, Slot.FROM_LAST),
-            (Entry.LOCK, RBX, Header.LOCK),
+            (Entry.WORKER, S1, Slot.WORKER), (Entry.PIECE, S1, Slot.PIECE), (Entry.FROM_LAST, S1, Slot.FROM_LAST),
+            (Entry.LOCK, S0, Header.LOCK),
         ):  # fmt: skip
-            self.load_number(RDX, base, None, offset=8 * place)
-            self.store_number(RDX, R8, 8 * entry)
-        self.store_number(RCX, R8, 8 * Entry.EVENT)  # last: then the line is whole
+            self.load_number(A2, base, None, offset=8 * place)
+            self.store_number(A2, A4, 8 * entry)
+        self.store_number(A3, A4, 8 * Entry.EVENT)  # last: then the line is whole
         self.mark("log is full")
         self.pop(*used)
         self.end_call()
@@ -60,10 +60,10 @@ class LoggingAssembler(EngineAssembler):
 
 def _next_line(code: GeneralAssembler, register: int) -> None:
     """register = the address of a line of this thread's own; jumps where there is none left. Changes rdx."""
-    code.load_number(RDX, RBX, None, offset=8 * Header.LOG)
+    code.load_number(A2, S0, None, offset=8 * Header.LOG)
     code.set_number(register, 8 * Entry.SIZE)
-    code.fetch_and_add(register, RDX, _NEXT)
-    code.compare_with_memory(register, RDX, _END)
+    code.fetch_and_add(register, A2, _NEXT)
+    code.compare_with_memory(register, A2, _END)
     code.jump("log is full", NOT_LESS)
 
 
@@ -80,17 +80,17 @@ def _telling_code() -> Callable[[int, int, int, int, int, int], int]:
     Its arguments are a state, an event, a worker, a task, a piece, and what else there is to say.
     """
     code = EngineAssembler()
-    saved = (RBX, R12, R13)
+    saved = (S0, S2, S3)
     code.push(*saved)
-    code.move(RBX, RDI)
-    code.move(R12, RDX)
-    code.move(R13, RCX)
+    code.move(S0, A0)
+    code.move(S2, A2)
+    code.move(S3, A3)
     code.call_place("lock")
-    _next_line(code, R10)
+    _next_line(code, T0)
     for entry, register in (
-        (Entry.WORKER, R12), (Entry.TASK, R13), (Entry.PIECE, R8), (Entry.TABLE, R9), (Entry.EVENT, RSI),
+        (Entry.WORKER, S2), (Entry.TASK, S3), (Entry.PIECE, A4), (Entry.TABLE, A5), (Entry.EVENT, A1),
     ):  # fmt: skip
-        code.store_number(register, R10, 8 * entry)
+        code.store_number(register, T0, 8 * entry)
     code.mark("log is full")
     engine_code.unlock(code)
     code.pop(*saved)

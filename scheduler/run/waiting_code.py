@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from dagexec.platform.assembly.instructions import NOT_ZERO, RAX, RCX, RDI, RDX, RSI, RSP
+from dagexec.platform.assembly.instructions import A0, A1, A2, A3, NOT_ZERO, RESULT, SP
 from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.run.engine_layout import PoolWords
@@ -16,14 +16,14 @@ from dagexec.scheduler.run.engine_layout import PoolWords
 def pausing_code() -> Callable[[int], int] | None:
     """Code that looks for work in vain, a number of times; None where none runs."""
     code = GeneralAssembler()
-    code.move(RCX, RDI)
+    code.move(A3, A0)
     code.mark("again")
     for _ in range(3):
-        code.compare_memory(RSP, 0, 0)  # as many loads as `_wait` makes
+        code.compare_memory(SP, 0, 0)  # as many loads as `_wait` makes
     code.pause()
-    code.add_number(RCX, -1)
+    code.add_number(A3, -1)
     code.jump("again", NOT_ZERO)
-    code.clear(RAX)
+    code.clear(RESULT)
     code.end_call()
     address = executable(code.code())
     return None if address is None else ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
@@ -39,20 +39,20 @@ def listening_code() -> Callable[[int, int, int, int], int] | None:
     """
     code = GeneralAssembler()
     code.mark("again")
-    code.compare_memory(RDI, 0, 0)
+    code.compare_memory(A0, 0, 0)
     code.jump("called", NOT_ZERO)
-    code.compare_memory(RSI, 8 * PoolWords.FULL, 0)
+    code.compare_memory(A1, 8 * PoolWords.FULL, 0)
     code.jump("leave", NOT_ZERO)
     code.pause()
-    code.add_number(RDX, -1)
+    code.add_number(A2, -1)
     code.jump("again", NOT_ZERO)
     code.jump("leave")
     code.mark("called")
     code.pause()
-    code.add_number(RCX, -1)
+    code.add_number(A3, -1)
     code.jump("called", NOT_ZERO)
     code.mark("leave")
-    code.clear(RAX)
+    code.clear(RESULT)
     code.end_call()
     address = executable(code.code())
     if address is None:
@@ -64,7 +64,7 @@ def listening_code() -> Callable[[int, int, int, int], int] | None:
 def clock_code() -> Callable[[], int] | None:
     """Code that reads the processor's clock; None where none runs."""
     code = GeneralAssembler()
-    code.read_clock(RAX)
+    code.read_clock(RESULT)
     code.end_call()
     address = executable(code.code())
     return None if address is None else ctypes.CFUNCTYPE(ctypes.c_long)(address)

@@ -151,8 +151,8 @@ MUTANTS = (
     Mutant(
         "an index is not checked where it is used",
         "ops/kernels/gather_kernel.py",
-        "    _load_index(code, index_bytes, RDX)",
-        "    (code.load_short_number if index_bytes == 4 else code.load_number)(RAX, R8, RDX, index_bytes)",
+        "    _load_index(code, index_bytes, A2)",
+        "    (code.load_short_number if index_bytes == 4 else code.load_number)(RESULT, A4, A2, index_bytes)",
         ("tests/ops/index/test_index.py",),
     ),
     Mutant(

@@ -126,12 +126,12 @@ def code_of_now() -> Iterator[None]:
             code.cache_clear()
 
 
-_STOP = '    code.compare_memory(RBX, 8 * Header.STOP, 0)\n    code.jump("unlock and STOPPED", NOT_ZERO)\n'
-_TAKEN = "    code.store_number(RCX, R12, 8 * Task.TAKEN)\n    code.compare_with_memory(RCX, R12, 8 * Task.COUNT)\n"
-_EARLY = "    code.move(R13, RAX)\n    unlock(code)\n    code.move(RAX, R13)\n"
+_STOP = '    code.compare_memory(S0, 8 * Header.STOP, 0)\n    code.jump("unlock and STOPPED", NOT_ZERO)\n'
+_TAKEN = "    code.store_number(A3, S2, 8 * Task.TAKEN)\n    code.compare_with_memory(A3, S2, 8 * Task.COUNT)\n"
+_EARLY = "    code.move(S3, RESULT)\n    unlock(code)\n    code.move(RESULT, S3)\n"
 _DONE = '    code.mark("done")\n    code.log(Logged.END)\n'
-_LESS = "    code.add_to_memory(RBX, 8 * Header.REMAINING, -1)\n"
-_PIECE = "    code.load_number(R10, RBP, None, offset=8 * Slot.PIECE)\n"
+_LESS = "    code.add_to_memory(S0, 8 * Header.REMAINING, -1)\n"
+_PIECE = "    code.load_number(T0, S1, None, offset=8 * Slot.PIECE)\n"
 _CALLS = (
     "                        if not self._call(run, task, run.work.calls[task]):\n                            break\n"
 )
@@ -141,7 +141,9 @@ ENGINE_BUGS = (
         "machine code does not leave out, from the first, what was taken from the last",
         (
             Edit(
-                engine_code._pick, "    code.move(RAX, RCX)\n    code.subtract(RAX, RDX)\n", "    code.move(RAX, RCX)\n"
+                engine_code._pick,
+                "    code.move(RESULT, A3)\n    code.subtract(RESULT, A2)\n",
+                "    code.move(RESULT, A3)\n",
             ),
         ),
         from_both_sides,
@@ -150,21 +152,21 @@ ENGINE_BUGS = (
     ),
     ShellBug(
         "machine code does not count what is taken from the last",
-        (Edit(engine_code._pick, "    code.add_to_memory(R12, 8 * Task.TAKEN_LAST, 1)\n", ""),),
+        (Edit(engine_code._pick, "    code.add_to_memory(S2, 8 * Task.TAKEN_LAST, 1)\n", ""),),
         from_both_sides,
         True,
         "it is to take piece",
     ),
     ShellBug(
         "machine code takes the piece before the last for the last",
-        (Edit(engine_code._pick, "    code.add_number(RAX, -1)\n", "    code.add_number(RAX, -2)\n"),),
+        (Edit(engine_code._pick, "    code.add_number(RESULT, -1)\n", "    code.add_number(RESULT, -2)\n"),),
         from_both_sides,
         True,
         "it is to take piece",
     ),
     ShellBug(
         "machine code executes the first piece in place of another",
-        (Edit(engine_code._execute, _PIECE, "    code.clear(R10)\n"),),
+        (Edit(engine_code._execute, _PIECE, "    code.clear(T0)\n"),),
         from_both_sides,
         True,
         "the piece that it was given is another",

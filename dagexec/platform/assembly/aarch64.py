@@ -3,8 +3,8 @@
 Arm, "Arm Architecture Reference Manual for A-profile architecture" (DDI 0487); "Procedure Call Standard for the Arm
 64-bit Architecture". What each method does, `x86_64.py` says.
 
-A function is called by code around it, which moves its result where the convention wants it: within it RAX and RDI are
-different registers, as its callers expect. Functions within the code are called by jumps that save the address to
+A function is called by code around it, which moves its result where the convention wants it: within it RESULT and A0
+are different registers, as its callers expect. Functions within the code are called by jumps that save the address to
 return to on the stack. Where `is_ordered`, memory is read and written in the order of x86-64: what is read before what
 comes later, what is written after all before; threads that share a lock alone need no more than that and `exchange`.
 """
@@ -16,6 +16,12 @@ import sys
 from collections.abc import Callable
 
 from dagexec.platform.assembly.instructions import (
+    A0,
+    A1,
+    A2,
+    A3,
+    A4,
+    A5,
     BELOW,
     GREATER,
     LESS,
@@ -23,42 +29,36 @@ from dagexec.platform.assembly.instructions import (
     NOT_GREATER,
     NOT_LESS,
     NOT_ZERO,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    RAX,
-    RBP,
-    RBX,
-    RCX,
-    RDI,
-    RDX,
-    RSI,
-    RSP,
+    RESULT,
+    S0,
+    S1,
+    S2,
+    S3,
+    S4,
+    S5,
+    SP,
+    T0,
+    T1,
     ZERO,
 )
 
 _REGISTERS = {
-    RDI: 0,
-    RSI: 1,
-    RDX: 2,
-    RCX: 3,
-    R8: 4,
-    R9: 5,
-    RAX: 8,
-    R10: 9,
-    R11: 10,
-    RBX: 19,
-    RBP: 20,
-    R12: 21,
-    R13: 22,
-    R14: 23,
-    R15: 24,
-    RSP: 31,
+    A0: 0,
+    A1: 1,
+    A2: 2,
+    A3: 3,
+    A4: 4,
+    A5: 5,
+    RESULT: 8,
+    T0: 9,
+    T1: 10,
+    S0: 19,
+    S1: 20,
+    S2: 21,
+    S3: 22,
+    S4: 23,
+    S5: 24,
+    SP: 31,
 }
 """Those of Arm: the first arguments are x0 to x5, and x19 to x24 are kept for the caller."""
 
@@ -125,14 +125,14 @@ class GeneralAssembler:
     def close_frame(self, *saved: int) -> None:
         self.pop(*saved)
 
-    def load_field(self, register: int, offset: int, base: int = RDI) -> None:
+    def load_field(self, register: int, offset: int, base: int = A0) -> None:
         self._load(_REGISTERS[register], base, None, 1, offset)
 
-    def add_field(self, register: int, offset: int, base: int = RDI) -> None:
+    def add_field(self, register: int, offset: int, base: int = A0) -> None:
         self.add_memory(register, base, offset)
 
     def compare_field(self, register: int, offset: int) -> None:
-        self.compare_with_memory(register, RDI, offset)
+        self.compare_with_memory(register, A0, offset)
 
     def move(self, register: int, other: int) -> None:
         self._words(0xAA0003E0 | _REGISTERS[other] << 16 | _REGISTERS[register])  # mov
@@ -200,7 +200,7 @@ class GeneralAssembler:
         self._words(0xB9000000 | _REGISTERS[base] << 5 | _REGISTERS[register])  # str w
 
     def copy_bytes(self) -> None:
-        source, target, left = (_REGISTERS[one] for one in (RSI, RDI, RCX))
+        source, target, left = (_REGISTERS[one] for one in (A1, A0, A3))
         self._words(0xF1004000 | left << 5 | left)  # subs left, left, #16
         few = self.jump_ahead(LESS)
         many = self.here()
@@ -218,12 +218,12 @@ class GeneralAssembler:
 
     def copy_number(self, size: int) -> None:
         load, store = {4: (0xB8404400, 0xB8004400), 8: (0xF8408400, 0xF8008400)}[size]  # ldr, str with [x], #size
-        self._words(load | _REGISTERS[RSI] << 5 | FIRST, store | _REGISTERS[RDI] << 5 | FIRST)
+        self._words(load | _REGISTERS[A1] << 5 | FIRST, store | _REGISTERS[A0] << 5 | FIRST)
 
     def copy_line(self, offset: int) -> None:
         """As for x86-64; the offset is a multiple of 16 below 64 KiB."""
         place = offset // 16 << 10
-        self._words(0x3DC00000 | place | _REGISTERS[RSI] << 5, 0x3D800000 | place | _REGISTERS[RDI] << 5)  # ldr, str q0
+        self._words(0x3DC00000 | place | _REGISTERS[A1] << 5, 0x3D800000 | place | _REGISTERS[A0] << 5)  # ldr, str q0
 
     def load_float_status(self, register: int) -> None:
         self._words(0xD53B4420 | _REGISTERS[register])  # mrs, fpsr
@@ -271,7 +271,7 @@ class GeneralAssembler:
 
     def call_field(self, base: int, offset: int) -> None:
         self._load(FIRST, base, None, 1, offset)
-        self._words(0xD63F0000 | FIRST << 5, 0xAA0003E0 | _REGISTERS[RAX])  # blr x16; mov x8, x0
+        self._words(0xD63F0000 | FIRST << 5, 0xAA0003E0 | _REGISTERS[RESULT])  # blr x16; mov x8, x0
 
     def end_call(self) -> None:
         self._words(0xF84107FE, 0xD65F03C0)  # ldr x30, [sp], #16; ret
@@ -328,7 +328,7 @@ class GeneralAssembler:
         if sys.platform != "linux":
             self.pause()
             return
-        kept = (RDI, RAX)
+        kept = (A0, RESULT)
         self.push(*kept)
         self._number(8, _SCHED_YIELD)
         self._words(0xD4000001)  # svc #0

@@ -36,7 +36,7 @@ from dagexec.platform.assembly.instructions import (
     OR,
     PERMUTE,
     PERMUTE_HALVES,
-    RAX,
+    RESULT,
     SHUFFLE,
     SQRT,
     SUB,
@@ -131,7 +131,7 @@ class Assembler(GeneralAssembler):
         self._words(0x910103FF)  # add sp, sp, #64
         self._words(0x6D412FEA, 0x6D4237EC, 0x6D433FEE, 0x6CC427E8)  # ldp d10, d11, [sp, #16]..; ldp d8, d9, [sp], #64
         self.pop(*pushed)
-        self.clear(RAX)
+        self.clear(RESULT)
         self.end_call()
 
     def load(self, vector: int, base: int, index: int | None, offset: int = 0, scale: int = 1) -> None:

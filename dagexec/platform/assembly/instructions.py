@@ -1,13 +1,13 @@
 """The vocabulary of all assemblers: registers, conditions, and instructions on vectors.
 
-Registers have the names of x86-64's, with the roles that they have there: RDI, RSI, RDX, RCX, R8 and R9 are the
-arguments of a function, RAX its result; RBX, RBP and R12 to R15 are as the caller left them when it returns.
+Registers are named by their roles, as RISC-V's calling convention does: A0 to A5 are the arguments of a function,
+RESULT its result, T0 and T1 are anybody's, S0 to S5 are as the caller left them when it returns, SP is the stack's.
 """
 
 from __future__ import annotations
 
-RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15 = range(16)
-"""Numbers of the general registers."""
+RESULT, A3, A2, S0, SP, S1, A1, A0, A4, A5, T0, T1, S2, S3, S4, S5 = range(16)
+"""Numbers of the general registers: those of RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI and R8 to R15."""
 
 BELOW, NOT_BELOW, ZERO, NOT_ZERO, LESS, NOT_LESS, NOT_GREATER, GREATER = 0x2, 0x3, 0x4, 0x5, 0xC, 0xD, 0xE, 0xF
 """Conditions of jumps: for unsigned numbers, for the last result, for signed numbers. The last bit negates."""

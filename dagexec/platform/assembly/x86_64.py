@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import sys
 
-from dagexec.platform.assembly.instructions import RAX, RDI, RSI, RSP
+from dagexec.platform.assembly.instructions import A0, A1, RESULT, SP
 
 SIB, NO_INDEX = 4, 4
 """In the place of a register: a base and an index follow; in the place of an index: there is none."""
@@ -43,104 +43,96 @@ class GeneralAssembler:
     def push(self, *registers: int) -> None:
         """Save registers on the stack."""
         for register in registers:
-            self._bytes += bytes([0x41] if register > RDI else []) + bytes([0x50 | register & 7])
+            self._bytes += bytes([0x41] if register > 7 else []) + bytes([0x50 | register & 7])
 
     def pop(self, *pushed: int) -> None:
         """Restore the registers that were pushed last, given in the order in which they were pushed."""
         for register in reversed(pushed):
-            self._bytes += bytes([0x41] if register > RDI else []) + bytes([0x58 | register & 7])
+            self._bytes += bytes([0x41] if register > 7 else []) + bytes([0x58 | register & 7])
 
     def open_frame(self, *registers: int) -> None:
         """At the beginning of a function that calls others: save registers on the stack, and align it for calls."""
         self.push(*registers)
         if len(registers) % 2 == 0:
-            self.add_number(RSP, -8)
+            self.add_number(SP, -8)
 
     def close_frame(self, *saved: int) -> None:
         """Restore what `open_frame` saved."""
         if len(saved) % 2 == 0:
-            self.add_number(RSP, 8)
+            self.add_number(SP, 8)
         self.pop(*saved)
 
-    def load_field(self, register: int, offset: int, base: int = RDI) -> None:
+    def load_field(self, register: int, offset: int, base: int = A0) -> None:
         """register = the 64 bits at `base` + offset."""
         self._memory(0x8B, register, base, offset)
 
-    def add_field(self, register: int, offset: int, base: int = RDI) -> None:
+    def add_field(self, register: int, offset: int, base: int = A0) -> None:
         """register += the 64 bits at `base` + offset."""
         self._memory(0x03, register, base, offset)
 
     def compare_field(self, register: int, offset: int) -> None:
         """Compare a register with the 64 bits at rdi + offset."""
-        self._memory(0x3B, register, RDI, offset)
+        self._memory(0x3B, register, A0, offset)
 
     def move(self, register: int, other: int) -> None:
         """register = other."""
-        self._bytes += bytes(
-            [0x48 | (other > RDI) << 2 | (register > RDI), 0x89, 0xC0 | (other & 7) << 3 | register & 7]
-        )
+        self._bytes += bytes([0x48 | (other > 7) << 2 | (register > 7), 0x89, 0xC0 | (other & 7) << 3 | register & 7])
 
     def add(self, register: int, other: int) -> None:
         """register += other."""
-        self._bytes += bytes(
-            [0x48 | (other > RDI) << 2 | (register > RDI), 0x01, 0xC0 | (other & 7) << 3 | register & 7]
-        )
+        self._bytes += bytes([0x48 | (other > 7) << 2 | (register > 7), 0x01, 0xC0 | (other & 7) << 3 | register & 7])
 
     def subtract(self, register: int, other: int) -> None:
         """register -= other."""
-        self._bytes += bytes(
-            [0x48 | (other > RDI) << 2 | (register > RDI), 0x29, 0xC0 | (other & 7) << 3 | register & 7]
-        )
+        self._bytes += bytes([0x48 | (other > 7) << 2 | (register > 7), 0x29, 0xC0 | (other & 7) << 3 | register & 7])
 
     def negate(self, register: int) -> None:
         """register = -register."""
-        self._bytes += bytes([0x48 | (register > RDI), 0xF7, 0xD8 | register & 7])
+        self._bytes += bytes([0x48 | (register > 7), 0xF7, 0xD8 | register & 7])
 
     def multiply(self, register: int, other: int) -> None:
         """register *= other."""
         self._bytes += bytes(
-            [0x48 | (register > RDI) << 2 | (other > RDI), 0x0F, 0xAF, 0xC0 | (register & 7) << 3 | other & 7]
+            [0x48 | (register > 7) << 2 | (other > 7), 0x0F, 0xAF, 0xC0 | (register & 7) << 3 | other & 7]
         )
 
     def multiply_number(self, register: int, other: int, number: int) -> None:
         """register = other * number."""
         self._bytes += bytes(
-            [0x48 | (register > RDI) << 2 | (other > RDI), 0x69, 0xC0 | (register & 7) << 3 | other & 7]
+            [0x48 | (register > 7) << 2 | (other > 7), 0x69, 0xC0 | (register & 7) << 3 | other & 7]
         ) + struct.pack("<i", number)
 
     def add_number(self, register: int, number: int) -> None:
         """register += number."""
-        self._bytes += bytes([0x48 | (register > RDI), 0x81, 0xC0 | register & 7]) + struct.pack("<i", number)
+        self._bytes += bytes([0x48 | (register > 7), 0x81, 0xC0 | register & 7]) + struct.pack("<i", number)
 
     def intersect(self, register: int, other: int) -> None:
         """register &= other."""
-        self._bytes += bytes(
-            [0x48 | (other > RDI) << 2 | (register > RDI), 0x21, 0xC0 | (other & 7) << 3 | register & 7]
-        )
+        self._bytes += bytes([0x48 | (other > 7) << 2 | (register > 7), 0x21, 0xC0 | (other & 7) << 3 | register & 7])
 
     def append_carry(self, register: int) -> None:
         """register = 2 * register + the carry flag."""
-        self._bytes += bytes([0x48 | (register > RDI) * 5, 0x11, 0xC0 | (register & 7) * 9])
+        self._bytes += bytes([0x48 | (register > 7) * 5, 0x11, 0xC0 | (register & 7) * 9])
 
     def and_number(self, register: int, number: int) -> None:
         """register &= number, which is sign-extended."""
-        self._bytes += bytes([0x48 | (register > RDI), 0x81, 0xE0 | register & 7]) + struct.pack("<i", number)
+        self._bytes += bytes([0x48 | (register > 7), 0x81, 0xE0 | register & 7]) + struct.pack("<i", number)
 
     def compare_number(self, register: int, number: int) -> None:
         """Compare a register with a number."""
-        self._bytes += bytes([0x48 | (register > RDI), 0x81, 0xF8 | register & 7]) + struct.pack("<i", number)
+        self._bytes += bytes([0x48 | (register > 7), 0x81, 0xF8 | register & 7]) + struct.pack("<i", number)
 
     def set_number(self, register: int, number: int) -> None:
         """register = number, of 32 bits with a sign."""
-        self._bytes += bytes([0x48 | (register > RDI), 0xC7, 0xC0 | register & 7]) + struct.pack("<i", number)
+        self._bytes += bytes([0x48 | (register > 7), 0xC7, 0xC0 | register & 7]) + struct.pack("<i", number)
 
     def shift_left(self, register: int, bits: int) -> None:
         """register <<= bits."""
-        self._bytes += bytes([0x48 | (register > RDI), 0xC1, 0xE0 | register & 7, bits])
+        self._bytes += bytes([0x48 | (register > 7), 0xC1, 0xE0 | register & 7, bits])
 
     def shift_right(self, register: int, bits: int) -> None:
         """register >>= bits, arithmetically."""
-        self._bytes += bytes([0x48 | (register > RDI), 0xC1, 0xF8 | register & 7, bits])
+        self._bytes += bytes([0x48 | (register > 7), 0xC1, 0xF8 | register & 7, bits])
 
     def load_number(self, register: int, base: int, index: int | None, scale: int = 1, offset: int = 0) -> None:
         """register = the 64 bits at base + scale * index + offset."""
@@ -165,7 +157,7 @@ class GeneralAssembler:
     def copy_number(self, size: int) -> None:
         """Copy 4 or 8 bytes from rsi to rdi, which then point behind them, through rax."""
         self._bytes += {4: b"\x8b\x06\x89\x07", 8: b"\x48\x8b\x06\x48\x89\x07"}[size]  # mov; movsd takes longer
-        for register in (RSI, RDI):
+        for register in (A1, A0):
             self.add_number(register, size)
 
     def copy_line(self, offset: int) -> None:
@@ -176,20 +168,20 @@ class GeneralAssembler:
     def load_float_status(self, register: int) -> None:
         """register = the float status of the thread: 1 where an operation was invalid, and other bits."""
         self._bytes += bytes.fromhex("0fae5c24f8")  # stmxcsr [rsp - 8]
-        self.load_short_number(register, RSP, None, offset=-8)
+        self.load_short_number(register, SP, None, offset=-8)
 
     def set_float_status(self, register: int) -> None:
         """The float status = register, which `load_float_status` gave but for the bit 1."""
-        self.store_number(register, RSP, -8)
+        self.store_number(register, SP, -8)
         self._bytes += bytes.fromhex("0fae5424f8")  # ldmxcsr [rsp - 8]
 
     def clear(self, register: int) -> None:
         """register = 0."""
-        self._bytes += bytes([0x48 | (register > RDI) * 5, 0x31, 0xC0 | (register & 7) * 9])
+        self._bytes += bytes([0x48 | (register > 7) * 5, 0x31, 0xC0 | (register & 7) * 9])
 
     def save(self, register: int) -> None:
         """Keep a register where `count_down` finds it, until something is called: in the red zone below the stack."""
-        self._bytes += bytes([0x48 | (register > RDI) << 2, 0x89, 0x44 | (register & 7) << 3, 0x24, 0xF8])
+        self._bytes += bytes([0x48 | (register > 7) << 2, 0x89, 0x44 | (register & 7) << 3, 0x24, 0xF8])
 
     def count_down(self) -> None:
         """Subtract 1 from what was saved; sets flags."""
@@ -245,7 +237,7 @@ class GeneralAssembler:
     def fetch_and_add(self, register: int, base: int, offset: int) -> None:
         """Add a register to the 64 bits at base + offset and get their old value, atomically."""
         self._bytes += b"\xf0"  # lock
-        self._bytes += bytes([0x48 | (register > RDI) << 2 | (base > RDI), 0x0F])
+        self._bytes += bytes([0x48 | (register > 7) << 2 | (base > 7), 0x0F])
         self._bytes += bytes([0xC1, 0x80 | (register & 7) << 3 | base & 7]) + struct.pack("<i", offset)
 
     def add_to_memory(self, base: int, offset: int, number: int) -> None:
@@ -269,7 +261,7 @@ class GeneralAssembler:
     def first_bit(self, register: int, other: int) -> None:
         """register = the number of the lowest bit that is set in `other`, which is not 0."""
         self._bytes += bytes(
-            [0x48 | (register > RDI) << 2 | (other > RDI), 0x0F, 0xBC, 0xC0 | (register & 7) << 3 | other & 7]
+            [0x48 | (register > 7) << 2 | (other > 7), 0x0F, 0xBC, 0xC0 | (register & 7) << 3 | other & 7]
         )
 
     def set_bit(self, register: int, number: int) -> None:
@@ -287,8 +279,8 @@ class GeneralAssembler:
     def read_clock(self, register: int) -> None:
         """register = the ticks of the processor's clock. Changes rax and rdx."""
         self._bytes += bytes.fromhex("0f31 48c1e220 4809d0")  # rdtsc; shl rdx, 32; or rax, rdx
-        if register != RAX:
-            self.move(register, RAX)
+        if register != RESULT:
+            self.move(register, RESULT)
 
     def yield_core(self) -> None:
         """Let another thread have the core: by Linux's sched_yield, else `pause`. Changes rax, rcx and r11."""
@@ -299,26 +291,22 @@ class GeneralAssembler:
 
     def compare(self, register: int, other: int) -> None:
         """Compare a register with another."""
-        self._bytes += bytes(
-            [0x48 | (other > RDI) << 2 | (register > RDI), 0x39, 0xC0 | (other & 7) << 3 | register & 7]
-        )
+        self._bytes += bytes([0x48 | (other > 7) << 2 | (register > 7), 0x39, 0xC0 | (other & 7) << 3 | register & 7])
 
     def fetch(self, register: int, offset: int) -> None:
         """Prefetch memory at register + offset to the second-level cache; any address will do."""
-        self._bytes += bytes([0x40 | (register > RDI), 0x0F, 0x18, 0x40 | 2 << 3 | register & 7, offset])
+        self._bytes += bytes([0x40 | (register > 7), 0x0F, 0x18, 0x40 | 2 << 3 | register & 7, offset])
 
     def _memory(self, opcode: int, register: int, base: int, offset: int) -> None:
         """An instruction of 64 bits with memory at base + offset; `register` may be a part of the opcode."""
-        self._bytes += bytes(
-            [0x48 | (register > RDI) << 2 | (base > RDI), opcode, 0x80 | (register & 7) << 3 | base & 7]
-        )
-        if base & 7 == RSP:
+        self._bytes += bytes([0x48 | (register > 7) << 2 | (base > 7), opcode, 0x80 | (register & 7) << 3 | base & 7])
+        if base & 7 == SP:
             self._bytes.append(0x24)
         self._bytes += struct.pack("<i", offset)
 
     def _bit(self, opcode: int, register: int, number: int) -> None:
         self._bytes += bytes(
-            [0x48 | (number > RDI) << 2 | (register > RDI), 0x0F, opcode, 0xC0 | (number & 7) << 3 | register & 7]
+            [0x48 | (number > 7) << 2 | (register > 7), 0x0F, opcode, 0xC0 | (number & 7) << 3 | register & 7]
         )
 
     def _jump(self, opcode: int, place: int) -> None:
@@ -326,7 +314,7 @@ class GeneralAssembler:
 
     def _general(self, opcode: int, register: int, base: int, index: int | None, scale: int, offset: int) -> None:
         """An instruction of a general register and memory."""
-        high = (register > RDI) << 2 | (index is not None and index > RDI) << 1 | (base > RDI)
+        high = (register > 7) << 2 | (index is not None and index > 7) << 1 | (base > 7)
         place = (NO_INDEX if index is None else index & 7) << 3 | base & 7
         self._bytes += bytes([0x48 | high, opcode, 0x80 | (register & 7) << 3 | SIB])
         self._bytes += bytes([(scale.bit_length() - 1) << 6 | place]) + struct.pack("<i", offset)

@@ -25,7 +25,6 @@ from dagexec.platform.assembly.instructions import (
     OR,
     PERMUTE,
     PERMUTE_HALVES,
-    RDI,
     SCALE_BY_POWER,
     SHUFFLE,
     SQRT,
@@ -330,8 +329,8 @@ class Assembler(GeneralAssembler):
         is_short: bool = False,
     ) -> None:
         """An instruction with memory; AVX-512 counts short offsets in units of what is read, a vector by default."""
-        index_is_high = index is not None and index > RDI
-        self._encode(what, vector, left, base > RDI, index_is_high, mask=mask, is_zeroed=is_zeroed, is_short=is_short)
+        index_is_high = index is not None and index > 7
+        self._encode(what, vector, left, base > 7, index_is_high, mask=mask, is_zeroed=is_zeroed, is_short=is_short)
         unit = 1 if self.lanes == 8 else unit or 4 * self.lanes
         units, rest = divmod(offset, unit)
         is_near = not rest and -128 <= units < 128

@@ -13,7 +13,7 @@ from dagexec.core.native_tables import merged
 from dagexec.errors import DagexecError
 from dagexec.ops.kernels.builder import Builder
 from dagexec.ops.kernels.invalid_operations import Watch, can_be_seen
-from dagexec.platform.assembly.instructions import RAX
+from dagexec.platform.assembly.instructions import RESULT
 from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 
@@ -31,7 +31,7 @@ def maximum_code() -> bytes:
 def failing_code() -> bytes:
     """Of a function that returns 1."""
     code = GeneralAssembler()
-    code.set_number(RAX, 1)
+    code.set_number(RESULT, 1)
     code.end_call()
     return code.code()
 

@@ -1,6 +1,6 @@
 """Listings: what calls of an assembler write, as bytes and as GNU binutils' disassembler reads them.
 
-    load 3 RDI RAX 32; store 3 RSI None
+    load 3 A0 RESULT 32; store 3 A1 None
       8b080010  add x16, x0, x8
       ad411a06  ldp q6, q7, [x16, #32]
 

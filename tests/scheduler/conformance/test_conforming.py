@@ -22,7 +22,7 @@ from dagexec.core.device import Device
 from dagexec.core.native import may_merge
 from dagexec.core.operator import nothing_to_do
 from dagexec.errors import ConformanceError, DagexecError, RunTimeoutError
-from dagexec.platform.assembly.instructions import R8, RDX
+from dagexec.platform.assembly.instructions import A2, A4
 from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.scheduler.run import engine, engine_code, engine_log
 from dagexec.scheduler.run.engine_code import EngineAssembler
@@ -108,7 +108,7 @@ def test_the_code_that_keeps_no_log_has_none_of_it() -> None:
     plain, logging = (engine_code.written(code()) for code in (EngineAssembler, LoggingAssembler))
     code = GeneralAssembler()
     begun = code.here()
-    code.fetch_and_add(R8, RDX, 0)  # as a line is taken
+    code.fetch_and_add(A4, A2, 0)  # as a line is taken
     line = code.code()[begun:]
     assert line in logging
     assert line not in plain

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from dagexec.core.native import NativeCall
-from dagexec.platform.assembly.instructions import RAX, RDI
+from dagexec.platform.assembly.instructions import A0, RESULT
 from dagexec.platform.assembly.native import GeneralAssembler
 from dagexec.platform.machine_code import executable
 from dagexec.scheduler.plan.task_graph import TaskGraph
@@ -31,9 +31,9 @@ PYTHON = (Kind.PYTHON, Kind.SHORT_PYTHON)
 def add_one() -> int | None:
     """The address of a function that adds 1 to a number."""
     code = GeneralAssembler()
-    code.set_number(RAX, 1)
-    code.fetch_and_add(RAX, RDI, 0)
-    code.clear(RAX)
+    code.set_number(RESULT, 1)
+    code.fetch_and_add(RESULT, A0, 0)
+    code.clear(RESULT)
     code.end_call()
     return executable(code.code())
 
@@ -41,7 +41,7 @@ def add_one() -> int | None:
 def read_number() -> int | None:
     """The address of a function that returns a number."""
     code = GeneralAssembler()
-    code.load_field(RAX, 0)
+    code.load_field(RESULT, 0)
     code.end_call()
     return executable(code.code())
 
