@@ -347,8 +347,8 @@ def attention() -> Iterator[Case]:
     yield case("FusedAttention", lying, lying, lying, q_axes=order, k_axes=order, v_axes=order, y_axes=order)
 
 
-_caches: deque[Caches] = deque(maxlen=32)
-"""Those that are still read."""
+_caches: deque[Caches] = deque(maxlen=512)
+"""Those that are still read: examples are drawn once, and run behind whatever else draws."""
 
 
 def cache_numbers(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
